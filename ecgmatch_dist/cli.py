@@ -1,0 +1,54 @@
+"""The `ecgmatch` command. Each subcommand is one typed function; only the one that is called is imported."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+import tyro
+
+from ecgmatch_dist.errors import UserError
+
+COMMANDS = {
+    "download": ("ecgmatch_dist.data.download:main", "fetch a public database, resumable and verified"),
+    "synth": ("ecgmatch_dist.data.synthetic:main", "make four small synthetic databases"),
+    "shards build": ("ecgmatch_dist.data.shards:main", "recordings -> preprocessed webdataset shards"),
+    "shards verify": ("ecgmatch_dist.data.verify:main", "check shards and draw their card"),
+    "split": ("ecgmatch_dist.data.splits:main", "labelled / unlabelled / validation / test, once, in one file"),
+    "train": ("ecgmatch_dist.train:main", "train one run (the same as torchrun -m ecgmatch_dist.train)"),
+    "monitor": ("ecgmatch_dist.monitor:main", "open TensorBoard on a folder of runs"),
+    "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
+    "bench": ("ecgmatch_dist.bench:main", "measure against what one would use instead"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items())
+    return f"usage: ecgmatch COMMAND ...   (ecgmatch COMMAND --help tells more)\n\n{rows}"
+
+
+def resolve(args: list[str]) -> tuple[str, Callable[..., object], list[str]]:
+    """The longest command name that `args` begin with, its function, and the remaining arguments."""
+    for words in (2, 1):
+        name = " ".join(args[:words])
+        if name in COMMANDS:
+            module, function = COMMANDS[name][0].split(":")
+            return name, getattr(importlib.import_module(module), function), args[words:]
+    raise UserError(f"no command `{' '.join(args[:2])}`\n{usage()}")
+
+
+def main() -> None:
+    args = sys.argv[1:]
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return
+    try:
+        name, function, rest = resolve(args)
+        tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
+    except UserError as error:
+        sys.exit(f"ecgmatch: {error}")
+    except BrokenPipeError:  # `ecgmatch ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit("ecgmatch: interrupted; the same command continues where it stopped")
