@@ -1,0 +1,20 @@
+"""Settings and fixtures that all tests share."""
+
+import os
+from pathlib import Path
+
+# Some hypervisors advertise AMX and trap it: without this, bf16 kernels end the process with SIGILL.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real ECGs beside the repository; tests that need it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"real ECGs are not here ({SHARED})")
+    return SHARED
