@@ -1,0 +1,1 @@
+"""One file a method, one signature (`base.Method`); their settings are in `configs`, their making in `registry`."""

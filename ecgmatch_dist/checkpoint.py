@@ -1,0 +1,183 @@
+"""Checkpoints that cannot be half written and cannot execute anything.
+
+A checkpoint is a folder `step-000200/`: `state.safetensors` (what all ranks hold alike), one `bank-<first row>.safetensors`
+per block of the banks, and `state.json` (counters, hashes, the size of every file). The folder is written under another name
+and renamed when every rank has finished; the last two are kept. torch.distributed.checkpoint is not used because it loads its
+metadata with pickle.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch import distributed as dist
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import sync_folder, write_atomic, write_json
+
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of the banks: what one rank owns, or wants to load."""
+
+    start: int
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk. Tensors are read when asked for, and only the rows that are."""
+
+    folder: Path
+    counters: dict[str, Any]
+
+    def tensors(self) -> dict[str, Tensor]:
+        with safe_open(self.folder / "state.safetensors", "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+    def rows(self, start: int, stop: int) -> Iterable[Block]:
+        """The saved blocks cut to the rows [start, stop), whatever blocks they were saved in."""
+        for path in sorted(self.folder.glob("bank-*.safetensors")):
+            first = int(path.stem.split("-")[1])
+            with safe_open(path, "pt") as file:
+                names = list(file.keys())
+                length = file.get_slice(names[0]).get_shape()[0]
+                low, high = max(start, first), min(stop, first + length)
+                if low < high:
+                    yield Block(low, {n: file.get_slice(n)[low - first : high - first] for n in names})
+
+
+class Checkpointer:
+    """Saves in the background and finds what can be resumed. Every rank has one and calls it at the same steps."""
+
+    def __init__(self, folder: Path, fits: Mapping[str, str]) -> None:
+        """`fits` are the hashes (configuration, split) that a checkpoint must carry to be resumed from."""
+        self.folder, self.fits = folder, dict(fits)
+        self.distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if self.distributed else 0
+        # Saving meets on a group of its own: its collectives must not interleave with those of the training step.
+        self.group = dist.new_group(backend="gloo") if self.distributed else None
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        if self.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], block: Block | None, counters: Mapping[str, Any]) -> None:
+        """Copy the state and write it behind the next steps. `block` is None on ranks that hold a second copy of the rows."""
+        self.wait()
+        state = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()} if self.rank == 0 else {}
+        rows = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in block.tensors.items()} if block else {}
+        first = block.start if block else 0
+        self.thread = threading.Thread(target=self._guarded, args=(step, state, first, rows, dict(counters)))
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Until the save under way is on disk; its error, if it had one, is raised here."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+        if self.error:
+            raise UserError(f"{self.folder}: the checkpoint could not be written: {self.error}") from self.error
+
+    def _guarded(self, *args: Any) -> None:
+        try:
+            self._write(*args)
+        except Exception as error:
+            self.error = error
+
+    def _write(
+        self, step: int, state: dict[str, Tensor], first: int, rows: dict[str, Tensor], counters: dict[str, Any]
+    ) -> None:
+        final, unfinished = self.folder / f"step-{step:06d}", self.folder / f"unfinished-{step:06d}"
+        if self.rank == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+        self._meet()
+        if rows and len(next(iter(rows.values()))):
+            write_atomic(unfinished / f"bank-{first:012d}.safetensors", lambda path: save_file(rows, path))
+        if self.rank == 0:
+            write_atomic(unfinished / "state.safetensors", lambda path: save_file(state, path))
+        self._meet()
+        if self.rank == 0:
+            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+            write_json(unfinished / "state.json", {"step": step, "fits": self.fits, "files": sizes, "counters": counters})
+            shutil.rmtree(final, ignore_errors=True)
+            unfinished.rename(final)
+            sync_folder(self.folder)
+            for old in sorted(self.folder.glob("step-*"))[:-KEEP]:
+                shutil.rmtree(old)
+
+    def _meet(self) -> None:
+        if self.distributed:
+            dist.barrier(group=self.group)
+
+    def latest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole and belongs to this run, and what is to be said about those that are not.
+
+        Rank 0 looks; the others are told, so that all resume from the same one even if a folder changes meanwhile.
+        """
+        notes: list[str] = []
+        answer: list[Any] = [None, notes, None]
+        if self.rank == 0:
+            for folder in sorted(self.folder.glob("step-*"), reverse=True):
+                try:
+                    answer[0] = (folder.name, self._read(folder))
+                    break
+                except UserError as error:
+                    answer[2] = str(error)
+                    break
+                except (OSError, ValueError, KeyError, SafetensorError) as error:
+                    notes.append(f"{folder} is damaged ({error}): trying the one before")
+        if self.distributed:
+            dist.broadcast_object_list(answer, src=0, group=self.group)
+        found, notes, refusal = answer
+        if refusal:
+            raise UserError(refusal)
+        return (Checkpoint(self.folder / found[0], found[1]) if found else None), notes
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        record = json.loads((folder / "state.json").read_text())
+        for name, expected in self.fits.items():
+            if record["fits"].get(name) != expected:
+                raise UserError(
+                    f"{folder}: belongs to another {name} (its hash differs): resume with the same one, "
+                    "or give the run another --name or --tag"
+                )
+        for name, size in record["files"].items():
+            if (actual := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {actual} bytes instead of {size}")
+            with safe_open(folder / name, "pt") as file:
+                file.keys()
+        return {"step": record["step"], **record["counters"]}
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: `optimizer.<parameter number>.<name>`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"optimizer.{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `pack_optimizer` gave; learning rates follow from the step, so they are not part of it."""
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, number, name = key.split(".", 2)
+            state["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(state)

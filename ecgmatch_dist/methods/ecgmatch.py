@@ -1,0 +1,58 @@
+"""ECGMatch: pseudo-labels by the vote of K nearest bank entries, weighted by their agreement, and aligned label correlation."""
+
+import torch
+from torch import Tensor
+
+from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.distributed import all_sum
+from ecgmatch_dist.losses import agreement, align, bce, correlation, pseudo_labels
+from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.configs import ECGMatch as Settings
+from ecgmatch_dist.student import Student
+from ecgmatch_dist.teacher import Teacher
+
+
+class ECGMatch:
+    """The paper's method. `labels` [N_B, C] is the whole labelled set: its correlation R_b is computed once (equation 9)."""
+
+    uses_bank = True
+
+    def __init__(self, settings: Settings, labels: Tensor, bank_view: str) -> None:
+        self.settings, self.bank_view = settings, bank_view
+        self.R_b = correlation(labels, settings.similarity)
+        self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for the eye
+
+    def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
+        assert bank is not None
+        settings = self.settings
+
+        # The teacher fills the bank, then the student asks it for neighbours: all rows of the global batch are written
+        # before any is searched. The exchange runs behind the training forward, only the loss needs its result.
+        seen = views.clean if self.bank_view == "clean" else views.weak
+        taught, asked = teacher.look(seen.x), student.look(seen.x)
+        pending = bank.exchange(views.ids_u, taught.z, taught.logits.sigmoid(), asked.z, views.step)
+
+        labelled, weak, strong = student(views.labelled, views.weak, views.strong)
+
+        y_u = pseudo_labels(pending.result().p)  # equation 1
+        weights = agreement(y_u) if settings.refine else torch.ones_like(y_u)  # equation 6
+        loss_b = bce(labelled.logits, views.y_b)
+        loss_u = bce(strong.logits, y_u, weights)
+        predictions = torch.cat([weak.logits, strong.logits]).sigmoid()
+        R_u = correlation(predictions, settings.similarity, reduce=all_sum)
+        loss_f = align(self.R_b, R_u)
+        self.R_u = R_u.detach()
+        return {
+            "loss": loss_b + settings.lambda_u * loss_u + settings.lambda_f * loss_f,
+            "loss/b": loss_b,
+            "loss/u": loss_u,
+            "loss/f": loss_f,
+            "pseudo_labels": y_u,
+            "weights": weights,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        assert not state

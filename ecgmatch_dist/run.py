@@ -1,0 +1,145 @@
+"""The run folder: everything that is known about a run, in files that people and the report can open."""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import nn
+
+from ecgmatch_dist import __version__
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import write_atomic, write_json, write_text
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pandas", "webdataset", "wfdb", "faiss-cpu", "faiss-gpu", "submitit")
+
+
+def environment(world_size: int) -> dict[str, Any]:
+    """Who computed this, where and with what."""
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    here = Path(__file__).parent
+    git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [platform.machine()]
+    return {
+        "version": __version__,
+        "git": git.stdout.strip() or None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "packages": packages,
+        "host": socket.gethostname(),
+        "command": sys.argv,
+        "world_size": world_size,
+        "devices": devices,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+class RunFolder:
+    """`runs/<name>/`. Rank 0 writes, all ranks read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def check(self, config: Config) -> None:
+        """Refuse a folder in which another configuration ran."""
+        path = self.path / "config.json"
+        if not path.is_file():
+            return
+        recorded = json.loads(path.read_text())
+        if recorded["meaning"] == config.meaning():
+            return
+        field = _first_difference(recorded, config.to_json())
+        raise UserError(
+            f"{self.path} holds a run with another configuration ({field}): "
+            "give this one a --tag or --name of its own, or remove the folder"
+        )
+
+    def begin(self, config: Config, world_size: int) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
+        write_json(self.path / "environment.json", environment(world_size))
+        shutil.copyfile(config.split, self.path / "split.json")
+
+    def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
+        """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        metadata = {name: json.dumps(value) for name, value in facts.items()}
+        write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
+
+    def save_predictions(
+        self, part: str, ids: list[str], labels: NDArray[np.uint8], p: NDArray[np.float32], z: NDArray[np.float32]
+    ) -> None:
+        folder = self.path / "predictions"
+        folder.mkdir(exist_ok=True)
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, ids=np.array(ids), labels=labels, probabilities=p, features=z)
+
+        write_atomic(folder / f"{part}.npz", write)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the model card, then the result: its presence means that the run is finished."""
+        write_text(self.path / "model_card.md", model_card(result))
+        write_json(self.path / "result.json", result)
+
+
+def _first_difference(old: dict[str, Any], new: dict[str, Any], where: str = "") -> str:
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if found := _first_difference(before, value, f"{where}{key}."):
+                return found
+        elif before != value and key not in ("split", "shards", "runs", "name", "tag"):
+            return f"{where}{key} was {before!r}, is {value!r}"
+    return ""
+
+
+def model_card(result: dict[str, Any]) -> str:
+    """What the model is, what it was trained on, how good it is and what it must not be used for."""
+    test = result["test"]
+    rows = "\n".join(
+        f"| {name} | {v['ap']:.3f} | {v['auc']:.3f} | {v['recall']:.3f} | {v['precision']:.3f} | {v['threshold']:.3f} |"
+        for name, v in test["per_class"].items()
+        if name not in test["absent"]
+    )
+    return f"""# {result["name"]}
+
+Multi-label 12-lead ECG classifier ({", ".join(result["classes"])}), trained with {result["method"]} on
+{", ".join(result["databases"])} ({result["protocol"]} protocol, {result["ratio"]:.1%} of the training part labelled, seed
+{result["seed"]}). The weights are those of step {result["best_step"]}, chosen by validation MAP; thresholds maximise F2 on
+the validation part. The test part chose nothing.
+
+| test | MAP | macro AUC | macro G-beta | ranking loss | Hamming loss | coverage |
+| --- | --- | --- | --- | --- | --- | --- |
+| | {test["map"]:.3f} | {test["macro_auc"]:.3f} | {test["macro_gbeta"]:.3f} | {test["ranking_loss"]:.3f} | {test["hamming_loss"]:.3f} | {test["coverage"]:.3f} |
+
+| class | AP | AUC | recall | precision | threshold |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+
+For research. Not a medical device: it has not been validated for any clinical decision. Recordings must be preprocessed as
+the training shards were (sampling rate, length, filter: see `best.safetensors`).
+"""
