@@ -15,11 +15,12 @@ COMMANDS = {
     "shards build": ("ecgmatch_dist.data.shards:main", "recordings -> preprocessed webdataset shards"),
     "shards verify": ("ecgmatch_dist.data.verify:main", "check shards and draw their card"),
     "split": ("ecgmatch_dist.data.splits:main", "labelled / unlabelled / validation / test, once, in one file"),
-    "train": ("ecgmatch_dist.train:main", "train one run (the same as torchrun -m ecgmatch_dist.train)"),
+    "train": ("ecgmatch_dist.train:command", "train one run (the same as torchrun -m ecgmatch_dist.train)"),
     "monitor": ("ecgmatch_dist.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
     "bench": ("ecgmatch_dist.bench:main", "measure against what one would use instead"),
 }
+PARSE_THEMSELVES = {"train", "bench"}  # they take a word that decides which options there are
 
 
 def usage() -> str:
@@ -45,7 +46,10 @@ def main() -> None:
         return
     try:
         name, function, rest = resolve(args)
-        tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
+        if name in PARSE_THEMSELVES:
+            function(rest)
+        else:
+            tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
     except UserError as error:
         sys.exit(f"ecgmatch: {error}")
     except BrokenPipeError:  # `ecgmatch ... | head`

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig
+from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
 
 
 def require(condition: bool, field_name: str, value: object, remedy: str) -> None:
@@ -182,6 +182,16 @@ class Config:
     """Validation."""
     runtime: Runtime = Runtime()
     """Execution."""
+
+    def supervised(self) -> "Config":
+        """The supervised run that this one starts from: the same data, network and views, `pretrain` as its optimiser."""
+        evaluate = dataclasses.replace(self.evaluate, model="student")
+        return dataclasses.replace(
+            self, name="", method=Supervised(), init="scratch", bank=Bank(), optim=self.pretrain, evaluate=evaluate
+        )
+
+    def run_name(self, split_name: str) -> str:
+        return self.name or ".".join(part for part in (split_name, self.method.name, self.tag) if part)
 
     def to_json(self) -> dict[str, Any]:
         def plain(value: Any) -> Any:

@@ -8,18 +8,19 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
 from ecgmatch_dist import __version__
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.files import write_atomic, write_json, write_text
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pandas", "webdataset", "wfdb", "faiss-cpu", "faiss-gpu", "submitit")
@@ -88,15 +89,15 @@ class RunFolder:
         metadata = {name: json.dumps(value) for name, value in facts.items()}
         write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
 
-    def save_predictions(
-        self, part: str, ids: list[str], labels: NDArray[np.uint8], p: NDArray[np.float32], z: NDArray[np.float32]
-    ) -> None:
+    def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
         folder = self.path / "predictions"
         folder.mkdir(exist_ok=True)
+        arrays = {"ids": np.array(ids), "labels": predictions.labels}
+        arrays |= {"probabilities": predictions.probabilities, "features": predictions.features}
 
         def write(path: Path) -> None:
             with path.open("wb") as file:
-                np.savez(file, ids=np.array(ids), labels=labels, probabilities=p, features=z)
+                np.savez(file, **arrays)
 
         write_atomic(folder / f"{part}.npz", write)
 

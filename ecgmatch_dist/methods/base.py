@@ -75,9 +75,11 @@ class Method(Protocol):
     """One way to learn from labelled and unlabelled batches.
 
     `losses` returns scalars by name: "loss" is what is minimised, "loss/..." its parts, anything else is only logged.
-    Two entries are [U, C] and serve the comparison of methods: "pseudo_labels" and "weights" (0 where not selected).
+    Three entries are [U, C], without gradient, and serve the comparison of methods: "pseudo_labels", their "weights" (0 where
+    not selected), and the student's own "predictions" of the same rows.
     """
 
+    uses_unlabelled: bool
     uses_bank: bool
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]: ...

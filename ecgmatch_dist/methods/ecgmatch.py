@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ecgmatch_dist.bank import MemoryBank
 from ecgmatch_dist.distributed import all_sum
@@ -15,6 +16,7 @@ from ecgmatch_dist.teacher import Teacher
 class ECGMatch:
     """The paper's method. `labels` [N_B, C] is the whole labelled set: its correlation R_b is computed once (equation 9)."""
 
+    uses_unlabelled = True
     uses_bank = True
 
     def __init__(self, settings: Settings, labels: Tensor, bank_view: str) -> None:
@@ -30,7 +32,8 @@ class ECGMatch:
         # before any is searched. The exchange runs behind the training forward, only the loss needs its result.
         seen = views.clean if self.bank_view == "clean" else views.weak
         taught, asked = teacher.look(seen.x), student.look(seen.x)
-        pending = bank.exchange(views.ids_u, taught.z, taught.logits.sigmoid(), asked.z, views.step)
+        z_t, z_s = normalize(taught.z, dim=1), normalize(asked.z, dim=1)
+        pending = bank.exchange(views.ids_u, z_t, taught.logits.sigmoid(), z_s, views.step)
 
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
 
@@ -49,6 +52,7 @@ class ECGMatch:
             "loss/f": loss_f,
             "pseudo_labels": y_u,
             "weights": weights,
+            "predictions": asked.logits.sigmoid(),
         }
 
     def state_dict(self) -> dict[str, Tensor]:

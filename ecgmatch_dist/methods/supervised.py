@@ -12,6 +12,7 @@ from ecgmatch_dist.teacher import Teacher
 class Supervised:
     """Equation 3 on weak views of the labelled batch. No unlabelled signal passes through the network."""
 
+    uses_unlabelled = False
     uses_bank = False
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:

@@ -1,0 +1,283 @@
+"""The parts of a run, built from its configuration: data, networks, banks, optimiser; saved and resumed as one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.bank import MemoryBank, resolve_shard_group
+from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.data.labels import load_scheme
+from ecgmatch_dist.data.splits import Split
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stream import Batch, Stream, finite
+from ecgmatch_dist.diagnostics import Diagnostics
+from ecgmatch_dist.distributed import Ranks, convert_batchnorm
+from ecgmatch_dist.evaluate import Predictions, predict
+from ecgmatch_dist.methods.base import Method, Views
+from ecgmatch_dist.methods.registry import build as build_method
+from ecgmatch_dist.model import AttentionCNN, build_model
+from ecgmatch_dist.monitor import Monitor
+from ecgmatch_dist.run import RunFolder
+from ecgmatch_dist.schedule import build_optimizer
+from ecgmatch_dist.student import Student
+from ecgmatch_dist.teacher import Teacher
+
+LABELLED, UNLABELLED = 1, 2  # the two streams of a seed
+
+
+class Loaded:
+    """A part that is small enough to be read once; has the store's `read`."""
+
+    def __init__(self, store: ShardStore, rows: NDArray[np.int64]) -> None:
+        self.x = store.read(rows)
+
+    def read(self, rows: NDArray[np.int64], out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
+        return np.take(self.x, rows, axis=0, out=out)
+
+
+@dataclass
+class Best:
+    """The kept model: highest validation MAP so far, ties to the later step as in the official code."""
+
+    map: float = -1.0
+    step: int = 0
+    thresholds: list[float] = field(default_factory=list)
+    checks_since: int = 0
+
+    def update(self, step: int, map_: float, thresholds: list[float]) -> bool:
+        if map_ < self.map:
+            self.checks_since += 1
+            return False
+        self.map, self.step, self.thresholds, self.checks_since = map_, step, thresholds, 0
+        return True
+
+
+@dataclass
+class Job:
+    """A run under way."""
+
+    config: Config
+    ranks: Ranks
+    folder: RunFolder
+    split: Split
+    store: ShardStore
+    seed: int
+    labels: dict[str, NDArray[np.uint8]]
+    rows: dict[str, NDArray[np.int64]]
+    y_b: Tensor
+    labelled: Stream
+    unlabelled: Stream | None
+    augment: ECGAugment
+    model: AttentionCNN
+    student: Student
+    teacher: Teacher
+    bank: MemoryBank | None
+    method: Method
+    optimizer: torch.optim.Optimizer
+    monitor: Monitor
+    checkpointer: Checkpointer
+    diagnostics: Diagnostics
+    dtype: torch.dtype
+    start: str | None
+    best: Best = field(default_factory=Best)
+    step: int = 0
+    seconds: float = 0.0
+
+    @property
+    def classes(self) -> list[str]:
+        return list(load_scheme(self.split.scheme).short)
+
+    def batches(self) -> Iterator[tuple[Batch, Batch | None]]:
+        """This rank's share of the global batches, from the current step on."""
+        start, stop, readers = self.step, self.config.optim.steps, self.config.runtime.readers
+        labelled = self.labelled.iterate(start, stop, readers=1)
+        unlabelled = self.unlabelled.iterate(start, stop, readers=readers) if self.unlabelled else None
+        for batch in labelled:
+            yield batch, next(unlabelled) if unlabelled else None
+
+    def views(self, labelled: Batch, unlabelled: Batch | None, step: int) -> Views:
+        ids_b, x_b = self.to_device(labelled)
+        ids_u, x_u = self.to_device(unlabelled) if unlabelled else (ids_b[:0], x_b[:0])
+        return Views(x_b, self.y_b[ids_b], ids_b, x_u, ids_u, self.augment, self.seed, step)
+
+    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        device = self.ranks.device
+        ids = torch.from_numpy(batch.ids).to(device, non_blocking=True)
+        return ids, torch.from_numpy(batch.x).to(device, non_blocking=True).to(self.dtype)
+
+    def save(self) -> None:
+        """Everything that the next step depends on, behind the next steps."""
+        tensors = {f"student.{n}": t for n, t in self.model.state_dict().items()}
+        tensors |= {f"teacher.{n}": t for n, t in self.teacher.module.state_dict().items()}
+        tensors |= {f"method.{n}": t for n, t in self.method.state_dict().items()}
+        tensors |= pack_optimizer(self.optimizer)
+        block = None
+        if self.bank and self.bank.is_first_replica:
+            block = Block(self.bank.start, self.bank.state())
+        counters = {"step": self.step, "best": vars(self.best), "seconds": self.seconds}
+        self.checkpointer.save(self.step, tensors, block, counters)
+
+    def resume(self) -> bool:
+        """Go on from the latest checkpoint, if there is one; on any number of ranks."""
+        checkpoint, notes = self.checkpointer.latest()
+        for note in notes:
+            self.monitor.say(note)
+        if checkpoint is None:
+            return False
+        tensors = checkpoint.tensors()
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        self.model.load_state_dict(part("student."))
+        self.teacher.module.load_state_dict(part("teacher."))
+        self.method.load_state_dict(part("method."))
+        unpack_optimizer(self.optimizer, tensors)
+        if self.bank:
+            for block in checkpoint.rows(self.bank.start, self.bank.stop):
+                self.bank.load(block.start, block.tensors)
+        self.step, self.seconds = checkpoint.counters["step"], checkpoint.counters["seconds"]
+        self.best = Best(**checkpoint.counters["best"])
+        return True
+
+    def ended(self) -> str | None:
+        """Why no step is left to be done, if so: the run was killed between its last step and its result."""
+        if self.step >= self.config.optim.steps:
+            return "steps"
+        return "patience" if self.best.checks_since >= self.config.evaluate.patience else None
+
+    @property
+    def kept(self) -> torch.nn.Module:
+        """The network that is validated and kept."""
+        return self.teacher.module if self.config.evaluate.model == "teacher" else self.model
+
+    def predict(self, part: str) -> Predictions:
+        """Of all recordings of a part, on every rank."""
+        share = (self.ranks.rank, self.ranks.world)
+        batches = finite(self.store, self.rows[part], self.config.evaluate.batch, *share)
+        return predict(self.kept, batches, self.labels[part], self.ranks.device, self.dtype)
+
+    def keep_best(self) -> None:
+        if self.ranks.rank == 0:
+            facts = {
+                "classes": self.classes,
+                "scheme": self.split.scheme,
+                "thresholds": self.best.thresholds,
+                "preprocess": self.store.preprocess,
+                "model": vars(self.config.model),
+                "step": self.best.step,
+            }
+            self.folder.save_best(self.kept, facts)
+
+    def load_best(self) -> None:
+        self.ranks.barrier()
+        self.kept.load_state_dict(load_file(self.folder.path / "best.safetensors"))
+
+    def result(self, reason: str, measured: dict[str, Any]) -> dict[str, Any]:
+        """What result.json holds."""
+        split, config = self.split, self.config
+        return {
+            "name": self.folder.path.name,
+            "split": split.name,
+            "split_sha256": split.sha256,
+            "protocol": split.protocol,
+            "databases": list(split.databases),
+            "test_database": split.test_database,
+            "ratio": split.ratio,
+            "seed": split.seed,
+            "scheme": split.scheme,
+            "classes": self.classes,
+            "method": config.method.name,
+            "tag": config.tag,
+            "steps": self.step,
+            "best_step": self.best.step,
+            "stopped": reason,
+            "seconds": round(self.seconds, 1),
+            "world_size": self.ranks.world,
+            "thresholds": self.best.thresholds,
+            "started_from": self.start,
+            "config_meaning": config.meaning(),
+            **measured,
+        }
+
+    def fill_bank(self) -> None:
+        """The banks before the first step: the starting weights' features and predictions of the signals themselves."""
+        if self.bank is None:
+            return
+        for batch in finite(self.store, self.rows["unlabelled"], self.config.evaluate.batch, self.ranks.rank, self.ranks.world):
+            ids = torch.from_numpy(np.where(batch.valid, batch.ids, -1)).to(self.ranks.device)
+            output = self.student.look(torch.from_numpy(batch.x).to(self.ranks.device).to(self.dtype))
+            self.bank.fill(ids, torch.nn.functional.normalize(output.z, dim=1), output.logits.sigmoid())
+
+
+def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: RunFolder | None) -> Job:
+    """Make every part of the run; `start` is the finished run whose weights this one begins with."""
+    store = ShardStore(config.shards, split.databases)
+    split.check(store)
+    labels = {part: split.labels(store, part) for part in split.parts}
+    rows = {part: store.rows(ids) for part, ids in split.parts.items()}
+    seed = config.seed or split.seed
+    dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
+    precision = config.runtime.precision
+    if precision == "auto":
+        precision = "bf16" if ranks.device.type == "cuda" else "fp32"
+
+    model = build_model(len(load_scheme(split.scheme).short), config.model, seed)
+    if start is not None:
+        model.load_state_dict(load_file(start.path / "best.safetensors"))
+    model = convert_batchnorm(model, config.runtime.batchnorm).to(ranks.device, dtype)
+    y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
+    method = build_method(config, y_b)
+    share = (ranks.rank, ranks.world)
+    n_b, n_u = len(rows["labelled"]), len(rows["unlabelled"])
+    labelled = Stream(Loaded(store, rows["labelled"]), np.arange(n_b), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+    unlabelled, bank = None, None
+    if method.uses_unlabelled:
+        unlabelled = Stream(store, rows["unlabelled"], config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
+    monitor = Monitor(folder.path, ranks.rank == 0, config.optim.steps)
+    if method.uses_bank:
+        bank = MemoryBank(
+            rows=n_u,
+            dim=config.model.width,
+            classes=y_b.shape[1],
+            k=config.method.neighbours,
+            batch=config.optim.unlabelled_batch,
+            shard_group=resolve_shard_group(config.bank.shard_group, ranks.world, ranks.local_world),
+            backend=config.bank.backend,
+            device=ranks.device,
+            overlap=config.bank.overlap,
+        )
+        monitor.say(bank.describe())
+    return Job(
+        config=config,
+        ranks=ranks,
+        folder=folder,
+        split=split,
+        store=store,
+        seed=seed,
+        labels=labels,
+        rows=rows,
+        y_b=y_b,
+        labelled=labelled,
+        unlabelled=unlabelled,
+        augment=ECGAugment(config.augment),
+        model=model,
+        student=Student(model, precision, config.runtime.compile),
+        teacher=Teacher(model, config.optim.teacher_momentum, precision),
+        bank=bank,
+        method=method,
+        optimizer=build_optimizer(config.optim, model),
+        monitor=monitor,
+        checkpointer=Checkpointer(folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}),
+        diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
+        dtype=dtype,
+        start=start.path.name if start else None,
+    )

@@ -1,0 +1,35 @@
+"""Learning rates as pure functions of the step, and the optimiser they drive."""
+
+import math
+
+import torch
+
+from ecgmatch_dist.config import Optim
+from ecgmatch_dist.model import AttentionCNN
+
+
+def learning_rate(optim: Optim, step: int) -> float:
+    """The rate of step `step` (from 0): lr (1 + 10 i/E)^-0.75, where the paper prints the exponent with the other sign."""
+    progress = step / optim.steps
+    if optim.schedule == "power":
+        rate = optim.lr * (1 + 10 * progress) ** -0.75
+    elif optim.schedule == "cosine":
+        rate = optim.lr * 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        rate = optim.lr
+    return rate * min(1.0, (step + 1) / optim.warmup) if optim.warmup else rate
+
+
+def build_optimizer(optim: Optim, model: AttentionCNN) -> torch.optim.Optimizer:
+    """Two groups: encoder and attention learn `encoder_lr_scale` times as fast as the head."""
+    encoder, head = model.parameter_groups()
+    groups = [{"params": encoder, "scale": optim.encoder_lr_scale}, {"params": head, "scale": 1.0}]
+    fused = next(iter(head)).is_cuda
+    if optim.optimizer == "sgd":
+        return torch.optim.SGD(groups, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=fused or None)
+    return torch.optim.AdamW(groups, optim.lr, weight_decay=optim.weight_decay, fused=fused or None)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["scale"]

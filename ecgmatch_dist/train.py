@@ -1,0 +1,195 @@
+"""Train one run: build, resume, THE LOOP, finish.
+
+    ecgmatch train --split splits/within-chapman@0.05.s20.json --shards data/shards            one process
+    torchrun --nproc-per-node 8 -m ecgmatch_dist.train --split ... --shards ...                one node
+    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m ecgmatch_dist.train ...
+
+`--preset NAME` chooses the settings to start from; `--help` lists every field. A finished run is not run again, a started one
+is resumed. The run folder is described in docs/run-folder.md.
+"""
+
+import math
+import sys
+import time
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.data.splits import Split
+from ecgmatch_dist.distributed import Ranks, all_sum
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.interrupt import Interrupt
+from ecgmatch_dist.job import Job, build
+from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.configs import Supervised
+from ecgmatch_dist.methods.ecgmatch import ECGMatch
+from ecgmatch_dist.metrics import best_thresholds, compute_metrics
+from ecgmatch_dist.monitor import memory_gib
+from ecgmatch_dist.presets import PRESETS
+from ecgmatch_dist.run import RunFolder
+from ecgmatch_dist.schedule import learning_rate, set_learning_rate
+
+STOPPED = 75  # the exit code of a run that was asked to stop, saved itself and wants to be started again
+
+
+def fit(job: Job, interrupt: Interrupt) -> str:
+    """The loop. Returns why it ended: "steps", "patience" or "interrupted"."""
+    config, best = job.config, job.best
+    clock = time.perf_counter()
+    for labelled, unlabelled in job.batches():
+        waited = time.perf_counter() - clock
+        # this rank's share of the global batch, and the weak and strong views of it
+        views = job.views(labelled, unlabelled, job.step)
+
+        # the method: for ECGMatch, the teacher fills the bank and the student asks it for neighbours
+        losses = job.method.losses(views, job.student, job.teacher, job.bank)
+
+        # the step
+        rate = learning_rate(config.optim, job.step)
+        set_learning_rate(job.optimizer, rate)
+        job.optimizer.zero_grad(set_to_none=True)
+        losses["loss"].backward()
+        job.optimizer.step()
+        job.teacher.update(job.model)
+
+        # what it looked like
+        job.step += 1
+        job.diagnostics.add(views.ids_u, losses)
+        seconds = time.perf_counter() - clock
+        job.seconds += seconds
+        if due(job.step, config.runtime.log_every):
+            log(job, losses, {"lr": rate, "time/step": seconds, "time/data": waited})
+
+        # validation: keep the best model, count the checks without a better one
+        last = job.step == config.optim.steps
+        if due(job.step, config.evaluate.every) or last:
+            validate(job, views)
+
+        # what must survive
+        patience = best.checks_since >= config.evaluate.patience
+        stopped = interrupt.agreed()
+        if due(job.step, config.runtime.save_every) or last or patience or stopped:
+            job.save()
+        if last or patience or stopped:
+            return "steps" if last else "patience" if patience else "interrupted"
+        clock = time.perf_counter()
+    raise AssertionError("the stream of batches ended before the last step")
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def log(job: Job, losses: dict[str, Tensor], values: dict[str, float]) -> None:
+    """The step's numbers, as means over the ranks. A loss that is not a number ends the run on all of them."""
+    names = [name for name, value in losses.items() if value.ndim == 0]
+    means = all_sum(torch.stack([losses[name].detach().double() for name in names])) / job.ranks.world
+    values = dict(zip(names, means.tolist(), strict=True)) | values
+    if not math.isfinite(values["loss"]):
+        raise UserError(f"step {job.step}: the loss is {values['loss']}; lower optim.lr, or look at the inputs")
+    seen = job.config.optim.labelled_batch + (job.config.optim.unlabelled_batch if job.unlabelled else 0)
+    values |= {"throughput": seen / values["time/step"], "memory_gib": memory_gib(job.ranks.device)}
+    if job.bank:
+        values |= {"bank/age": job.bank.age(job.step), **job.bank.times()}
+    job.monitor.scalars(job.step, "train", values)
+    job.monitor.tick(job.step, values)
+
+
+def validate(job: Job, views: Views) -> None:
+    """Measure the model on the validation part; keep it if it is the best so far."""
+    predictions = job.predict("validation")
+    thresholds = best_thresholds(predictions.labels, predictions.probabilities)
+    metrics = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
+    if job.best.update(job.step, metrics["map"], thresholds.tolist()):
+        job.keep_best()
+    scalars = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    scalars |= {f"ap/{name}": values["ap"] for name, values in metrics["per_class"].items() if values["ap"] is not None}
+    monitor = job.monitor
+    monitor.scalars(job.step, "validation", scalars | job.diagnostics.summary())
+    monitor.curves(job.step, job.classes, predictions.labels, predictions.probabilities)
+    if isinstance(job.method, ECGMatch):
+        monitor.views(job.step, {"x_u": views.x_u, "w(x_u)": views.weak.x, "g(x_u)": views.strong.x})
+        monitor.matrices(job.step, job.classes, job.method.R_b, job.method.R_u)
+    mark = "kept" if job.best.step == job.step else f"best {job.best.map:.4f} at step {job.best.step}"
+    monitor.say(f"step {job.step}: validation MAP {metrics['map']:.4f}, macro AUC {metrics['macro_auc']:.4f} ({mark})")
+
+
+def finish(job: Job, reason: str) -> None:
+    """Measure the kept model on validation and test with the validation's thresholds, and write the result."""
+    job.checkpointer.wait()
+    job.load_best()
+    thresholds = np.array(job.best.thresholds)
+    measured = {}
+    for part in ("validation", "test"):
+        predictions = job.predict(part)
+        measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
+        if job.ranks.rank == 0:
+            job.folder.save_predictions(part, job.split.parts[part], predictions)
+    if job.ranks.rank == 0:
+        job.folder.finish(job.result(reason, measured))
+    test = measured["test"]
+    job.monitor.say(f"finished ({reason}) after {job.seconds:.0f} s: test MAP {test['map']:.4f}, macro AUC {test['macro_auc']:.4f}")
+
+
+def train(config: Config, ranks: Ranks) -> RunFolder:
+    """One run, from whatever its folder holds to its result; the supervised run that it starts from comes first."""
+    split = Split.load(config.split)
+    folder = RunFolder(config.runs / config.run_name(split.name))
+    folder.check(config)
+    start = None
+    if config.init == "pretrained" and not isinstance(config.method, Supervised):
+        start = train(config.supervised(), ranks)
+    if folder.result is not None:
+        if ranks.rank == 0:
+            print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
+        return folder
+    if ranks.rank == 0:
+        folder.begin(config, ranks.world)
+    ranks.barrier()
+    job = build(config, ranks, folder, split, start)
+    resumed = job.resume()
+    job.monitor.start(job.step)
+    if resumed:
+        job.monitor.say(f"resumed at step {job.step}")
+    else:
+        job.fill_bank()
+    interrupt = Interrupt()
+    try:
+        reason = job.ended() or fit(job, interrupt)
+        if reason == "interrupted":
+            job.checkpointer.wait()
+            job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
+            sys.exit(STOPPED)
+        finish(job, reason)
+    finally:
+        interrupt.close()
+        job.monitor.close()
+    return folder
+
+
+def parse(args: list[str]) -> Config:
+    """`--preset NAME` first, then every field of the configuration."""
+    preset = "paper"
+    if "--preset" in args:
+        at = args.index("--preset")
+        preset, args = (args[at + 1] if at + 1 < len(args) else ""), args[:at] + args[at + 2 :]
+    if preset not in PRESETS:
+        raise UserError(f"--preset {preset}: known are {', '.join(PRESETS)}")
+    config = tyro.cli(Config, default=PRESETS[preset](), args=args, prog="ecgmatch train", description=__doc__)
+    return config.supervised() if isinstance(config.method, Supervised) else config
+
+
+def command(args: list[str]) -> None:
+    config = parse(args)
+    with Ranks.start(config.runtime) as ranks:
+        train(config, ranks)
+
+
+if __name__ == "__main__":
+    try:
+        command(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"ecgmatch: {error}")
