@@ -19,7 +19,7 @@ from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite
 from ecgmatch_dist.diagnostics import Diagnostics
-from ecgmatch_dist.distributed import Ranks, convert_batchnorm
+from ecgmatch_dist.distributed import Ranks, barrier, convert_batchnorm
 from ecgmatch_dist.evaluate import Predictions, predict
 from ecgmatch_dist.methods.base import Method, Views
 from ecgmatch_dist.methods.registry import build as build_method
@@ -166,7 +166,7 @@ class Job:
         return predict(self.kept, batches, self.labels[part], self.ranks.device, self.dtype)
 
     def keep_best(self) -> None:
-        if self.ranks.rank == 0:
+        if self.ranks.main:
             facts = {
                 "classes": self.classes,
                 "scheme": self.split.scheme,
@@ -178,7 +178,7 @@ class Job:
             self.folder.save_best(self.kept, facts)
 
     def load_best(self) -> None:
-        self.ranks.barrier()
+        barrier()
         self.kept.load_state_dict(load_file(self.folder.path / "best.safetensors"))
 
     def result(self, reason: str, measured: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     model = build_model(len(load_scheme(split.scheme).short), config.model, seed)
     if start is not None:
         model.load_state_dict(load_file(start.path / "best.safetensors"))
-    model = convert_batchnorm(model, config.runtime.batchnorm).to(ranks.device, dtype)
+    model = convert_batchnorm(model.to(ranks.device, dtype), config.runtime.batchnorm)
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
     method = build_method(config, y_b)
     share = (ranks.rank, ranks.world)
@@ -242,7 +242,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     unlabelled, bank = None, None
     if method.uses_unlabelled:
         unlabelled = Stream(store, rows["unlabelled"], config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
-    monitor = Monitor(folder.path, ranks.rank == 0, config.optim.steps)
+    monitor = Monitor(folder.path, ranks.main, config.optim.steps)
     if method.uses_bank:
         bank = MemoryBank(
             rows=n_u,
@@ -270,7 +270,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         unlabelled=unlabelled,
         augment=ECGAugment(config.augment),
         model=model,
-        student=Student(model, precision, config.runtime.compile),
+        student=Student(model, precision, config.runtime.batchnorm, config.runtime.compile),
         teacher=Teacher(model, config.optim.teacher_momentum, precision),
         bank=bank,
         method=method,

@@ -28,13 +28,14 @@ def autocast(device: torch.device, precision: str) -> Any:
 class Student:
     """M_s. Calling it is the step's one training forward, over the concatenation of the given views."""
 
-    def __init__(self, model: nn.Module, precision: str, compile_: bool = False) -> None:
+    def __init__(self, model: nn.Module, precision: str, batchnorm: str = "global", compile_: bool = False) -> None:
         self.model, self.precision = model, precision
         self.device = next(model.parameters()).device
         forward: nn.Module = model
         if dist.is_initialized() and dist.get_world_size() > 1:
-            # Buffers need no broadcast: BatchNorm's statistics are computed over all ranks, so they are equal already.
-            forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            # Buffers need a broadcast only with local BatchNorm: statistics over all ranks are equal already.
+            local = batchnorm == "local"
+            forward = DistributedDataParallel(model, broadcast_buffers=local, gradient_as_bucket_view=True)
         self.forward = torch.compile(forward) if compile_ else forward
 
     def __call__(self, *views: HasKeys) -> list[Output]:

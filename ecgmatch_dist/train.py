@@ -9,6 +9,7 @@ is resumed. The run folder is described in docs/run-folder.md.
 """
 
 import math
+import os
 import sys
 import time
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.splits import Split
-from ecgmatch_dist.distributed import Ranks, all_sum
+from ecgmatch_dist.distributed import Ranks, all_sum_nograd, barrier, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.interrupt import Interrupt
 from ecgmatch_dist.job import Job, build
@@ -86,7 +87,7 @@ def due(step: int, every: int) -> bool:
 def log(job: Job, losses: dict[str, Tensor], values: dict[str, float]) -> None:
     """The step's numbers, as means over the ranks. A loss that is not a number ends the run on all of them."""
     names = [name for name, value in losses.items() if value.ndim == 0]
-    means = all_sum(torch.stack([losses[name].detach().double() for name in names])) / job.ranks.world
+    means = all_sum_nograd(torch.stack([losses[name].detach().double() for name in names])) / job.ranks.world
     values = dict(zip(names, means.tolist(), strict=True)) | values
     if not math.isfinite(values["loss"]):
         raise UserError(f"step {job.step}: the loss is {values['loss']}; lower optim.lr, or look at the inputs")
@@ -126,9 +127,9 @@ def finish(job: Job, reason: str) -> None:
     for part in ("validation", "test"):
         predictions = job.predict(part)
         measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
-        if job.ranks.rank == 0:
+        if job.ranks.main:
             job.folder.save_predictions(part, job.split.parts[part], predictions)
-    if job.ranks.rank == 0:
+    if job.ranks.main:
         job.folder.finish(job.result(reason, measured))
     test = measured["test"]
     job.monitor.say(f"finished ({reason}) after {job.seconds:.0f} s: test MAP {test['map']:.4f}, macro AUC {test['macro_auc']:.4f}")
@@ -143,12 +144,12 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     if config.init == "pretrained" and not isinstance(config.method, Supervised):
         start = train(config.supervised(), ranks)
     if folder.result is not None:
-        if ranks.rank == 0:
+        if ranks.main:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
         return folder
-    if ranks.rank == 0:
+    if ranks.main:
         folder.begin(config, ranks.world)
-    ranks.barrier()
+    barrier()
     job = build(config, ranks, folder, split, start)
     resumed = job.resume()
     job.monitor.start(job.step)
@@ -184,7 +185,9 @@ def parse(args: list[str]) -> Config:
 
 def command(args: list[str]) -> None:
     config = parse(args)
-    with Ranks.start(config.runtime) as ranks:
+    with session(config.runtime.device, config.runtime.timeout_minutes) as ranks:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(config.runtime.threads or max(1, cores // ranks.local_world))
         train(config, ranks)
 
 

@@ -1,0 +1,53 @@
+"""The whole path on synthetic ECGs, as a user would go it: every stage is the command that one would type, and is printed.
+
+Each stage skips what is done, so an interrupted demo goes on where it stopped.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ecgmatch_dist.errors import UserError
+
+DATABASES = ("g12ec", "ptbxl", "ningbo", "chapman")
+
+
+def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None:
+    """Synthetic databases, shards, split, a supervised teacher, ECGMatch on two ranks, and a page with the results.
+
+    Args:
+        to: Folder for everything that the demo makes.
+        recordings: Recordings in each of the four databases.
+        ranks: Processes to train with.
+    """
+    begin = time.time()
+    raw, shards, splits, runs, report = (to / name for name in ("raw", "shards", "splits", "runs", "report"))
+    split = splits / "mix@0.05.s20.json"
+    if not (raw / "synthetic.json").is_file():
+        ecgmatch("synth", raw, "--recordings", recordings)
+    for database in DATABASES:
+        if not (shards / database / "dataset.json").is_file():
+            ecgmatch("shards", "build", database, "--raw", raw, "--out", shards, "--preset", "cpu", "--workers", 2)
+    if not split.is_file():
+        ecgmatch("split", "mix", "--shards", shards, "--ratio", 0.05, "--seeds", 20, "--to", splits)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    train = ["-m", "ecgmatch_dist.train", "--preset", "demo", "--split", split, "--shards", shards, "--runs", runs]
+    run([*torchrun, *train])
+    ecgmatch("report", runs, "--out", report)
+    print(f"\nFinished in {time.time() - begin:.0f} s. Open {report / 'index.html'}, or watch: ecgmatch monitor --runs {runs}")
+
+
+def ecgmatch(*args: object) -> None:
+    run([sys.executable, "-m", "ecgmatch_dist", *args], shown=["ecgmatch", *args])
+
+
+def run(command: list[object], shown: list[object] | None = None) -> None:
+    """Run a stage and show it; a stage that fails ends the demo."""
+    print(f"\n$ {shlex.join(map(str, shown or ['python', *command[1:]]))}", flush=True)
+    # One computing thread a rank: torchrun would say so itself, with a warning.
+    code = subprocess.call(list(map(str, command)), env={"OMP_NUM_THREADS": "1", **os.environ})
+    if code:
+        raise UserError(f"the stage above ended with exit code {code}; the same command tries it again")

@@ -1,0 +1,135 @@
+"""Checkpoints: whole or not there, re-sharded on load, refused when foreign, skipped when damaged."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.errors import UserError
+from ranks import run_processes
+
+FITS = {"configuration": "a", "split": "b"}
+
+
+def save(folder: Path, step: int, value: float = 0.0) -> Checkpointer:
+    checkpointer = Checkpointer(folder, FITS)
+    block = Block(0, {"z": torch.arange(12.0).reshape(6, 2) + value})
+    checkpointer.save(step, {"student.w": torch.full((3,), value)}, block, {"seconds": 1.5})
+    checkpointer.wait()
+    return checkpointer
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    found, notes = save(tmp_path, 10, 2.0).latest()
+    assert found is not None
+    assert notes == []
+    assert found.counters == {"step": 10, "seconds": 1.5}
+    assert torch.equal(found.tensors()["student.w"], torch.full((3,), 2.0))
+    (block,) = found.rows(2, 5)
+    assert block.start == 2
+    assert torch.equal(block.tensors["z"], (torch.arange(12.0).reshape(6, 2) + 2)[2:5])
+
+
+def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
+    checkpointer, tensor = Checkpointer(tmp_path, FITS), torch.zeros(1000)
+    checkpointer.save(1, {"student.w": tensor}, None, {})
+    tensor.fill_(1.0)
+    checkpointer.wait()
+    found, _ = checkpointer.latest()
+    assert found is not None
+    assert found.tensors()["student.w"].sum() == 0
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        save(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010", "step-000015"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "json"])
+def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 5, 1.0)
+    checkpointer = save(tmp_path, 10, 2.0)
+    victim = tmp_path / "step-000010" / ("state.json" if damage == "json" else "state.safetensors")
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[:-7])
+    found, notes = checkpointer.latest()
+    assert found is not None
+    assert found.counters["step"] == 5
+    assert "step-000010 is damaged" in notes[0]
+
+
+def test_an_unfinished_one_is_not_seen(tmp_path: Path) -> None:
+    checkpointer = save(tmp_path, 5)
+    shutil.copytree(tmp_path / "step-000005", tmp_path / "unfinished-000010")
+    found, _ = checkpointer.latest()
+    assert found is not None
+    assert found.counters["step"] == 5
+
+
+def test_a_foreign_one_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    with pytest.raises(UserError, match="another split"):
+        Checkpointer(tmp_path, FITS | {"split": "c"}).latest()
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert Checkpointer(tmp_path, FITS).latest() == (None, [])
+
+
+def test_an_error_in_the_background_is_raised(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "checkpoints", FITS)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("a file where the folder was")
+    checkpointer.save(1, {"w": torch.zeros(1)}, None, {})
+    with pytest.raises(UserError, match="could not be written"):
+        checkpointer.wait()
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.1, 0.9), lambda p: torch.optim.AdamW(p, 0.1)])
+def test_the_optimiser_survives(make: object) -> None:
+    assert callable(make)
+
+    def step(parameter: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        (parameter**2).sum().backward()
+        optimizer.step()
+
+    first = torch.ones(3, requires_grad=True)
+    optimizer = make([first])
+    step(first, optimizer)
+    second = first.detach().clone().requires_grad_()
+    restored = make([second])
+    unpack_optimizer(restored, {k: v.clone() for k, v in pack_optimizer(optimizer).items()})
+    for _ in range(3):
+        step(first, optimizer)
+        step(second, restored)
+    assert torch.equal(first, second)
+
+
+def _save_on_rank(rank: int, world: int, folder: str) -> None:
+    checkpointer = Checkpointer(Path(folder), FITS)
+    rows = torch.arange(rank * 4.0, rank * 4.0 + 4).reshape(4, 1)
+    for step in (1, 2):
+        checkpointer.save(step, {"student.w": torch.full((2,), 1.0 + rank)}, Block(rank * 4, {"z": rows + step}), {})
+    checkpointer.wait()
+    found, _ = checkpointer.latest()
+    assert found is not None
+    assert found.counters["step"] == 2
+
+
+def test_saved_on_two_ranks_loaded_on_any(tmp_path: Path) -> None:
+    run_processes(2, _save_on_rank, str(tmp_path))
+    found, _ = Checkpointer(tmp_path, FITS).latest()
+    assert found is not None
+    rows = torch.cat([block.tensors["z"] for block in found.rows(0, 8)])
+    assert torch.equal(rows[:, 0], torch.arange(8.0) + 2)
+    assert [block.start for block in found.rows(3, 5)] == [3, 4]
+    assert json.loads((tmp_path / "step-000002" / "state.json").read_text())["fits"] == FITS
+    assert torch.equal(found.tensors()["student.w"], torch.ones(2))  # rank 0's copy of what all hold alike
