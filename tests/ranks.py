@@ -25,6 +25,8 @@ def run_threads(world: int, fn: Callable[..., Any], *args: Any, timeout: float =
     """Results in rank order of fn(rank, world, *args), each rank a thread with its own default process group.
 
     Collectives move real data; `dist.new_group`, DDP and backward work as usual. The first exception is raised here.
+    torch.manual_seed and the random functions share one generator among the threads: draw data before, or with your
+    own torch.Generator.
     """
     results: list[Any] = [None] * world
     errors: list[tuple[int, BaseException]] = []
@@ -92,7 +94,7 @@ def run_processes(world: int, fn: Callable[..., Any], *args: Any, timeout: float
     others.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [

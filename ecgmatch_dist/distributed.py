@@ -1,0 +1,341 @@
+"""Ranks: process group, counted gathers, a differentiable sum, BatchNorm over the global batch.
+
+Without a process group (one process) every function here is the identity or a local operation. `group` None means all
+ranks. W is the number of ranks of the group. All ranks of a group must call the same functions in the same order.
+"""
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
+
+from ecgmatch_dist.errors import UserError
+
+Group = dist.ProcessGroup | None
+Module = TypeVar("Module", bound=nn.Module)
+
+# torch 2.13 renamed it, and warns about the old name.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among the others."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """True on the one rank that writes logs and files."""
+        return self.rank == 0
+
+
+def rank(group: Group = None) -> int:
+    """Number of this rank in the group."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def world(group: Group = None) -> int:
+    """W, the number of ranks in the group."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def _environment() -> tuple[int, int, int, int]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE as torchrun sets them; (0, 1, 0, 1) where none is set."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    texts = [os.environ.get(name) for name in names]
+    if not any(texts[:2]):
+        return 0, 1, 0, 1
+    for name, text in zip(names, texts, strict=True):
+        if text is None or not text.isdecimal():
+            raise UserError(f"environment variable {name} = {text!r}: start the ranks with torchrun, which sets it")
+    r, w, local, local_world = (int(text or 0) for text in texts)
+    if not (r < w and local < local_world <= w):
+        raise UserError(f"environment {dict(zip(names, texts, strict=True))}: a rank must be less than its world size")
+    return r, w, local, local_world
+
+
+def pick_device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
+    """This rank's device. A launcher may show each rank only its own GPU, which then has number 0."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise UserError("runtime.device = 'cuda': torch sees no GPU here; choose cpu or auto")
+    if count > 1 and local_rank >= count:
+        raise UserError(f"local rank {local_rank}, but {count} GPUs on this node: start at most {count} ranks a node")
+    return torch.device("cuda", local_rank if count > 1 else 0)
+
+
+@contextmanager
+def session(device: Literal["auto", "cpu", "cuda"] = "auto", timeout_minutes: float = 10.0) -> Iterator[Ranks]:
+    """The ranks torchrun started (gloo on CPU, NCCL on GPUs), or this process alone; a group made here is closed here.
+
+    A collective that waits longer than the timeout raises an error instead of hanging.
+    """
+    if dist.is_initialized():
+        r, w = dist.get_rank(), dist.get_world_size()
+        local, local_world = _environment()[2:] if "LOCAL_RANK" in os.environ else (r, w)
+        yield Ranks(r, w, local, local_world, pick_device(device, local))
+        return
+    r, w, local, local_world = _environment()
+    ranks = Ranks(r, w, local, local_world, pick_device(device, local))
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+    if "RANK" not in os.environ:
+        yield ranks
+        return
+    backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+    except (dist.DistError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"rank {r} of {w} does not reach the others at {where} (MASTER_ADDR, _PORT): {reason}"
+        ) from error
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass
+class Traffic:
+    """Bytes that each rank received, by collective; a ring's share is counted for sums."""
+
+    counts: dict[int, Counter[str]] = field(default_factory=dict)
+
+    def add(self, name: str, count: int) -> None:
+        self.counts.setdefault(rank(), Counter())[name] += count
+
+    def received(self) -> dict[str, int]:
+        """Name of the collective -> bytes this rank received since `reset`."""
+        return dict(self.counts.get(rank(), {}))
+
+    def reset(self) -> None:
+        self.counts.pop(rank(), None)
+
+
+traffic = Traffic()
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective under way; `wait` gives its result."""
+
+    out: Tensor
+    work: dist.Work | None = None
+    finish: Callable[[Tensor], Tensor] = lambda out: out
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+        return self.finish(self.out)
+
+
+def _as_bytes(t: Tensor) -> Tensor:
+    """[...] -> uint8 [n]: gloo refuses some types, and bytes arrive as they were sent."""
+    return t.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def all_gather_async(t: Tensor, group: Group = None, name: str = "all_gather") -> Pending:
+    """Start `all_gather`."""
+    w = world(group)
+    if w == 1 or t.numel() == 0:
+        return Pending(t.detach().expand(w, *t.shape))
+    payload = _as_bytes(t)
+    out = payload.new_empty(w * payload.numel())
+    work = _all_gather_single(out, payload, group=group, async_op=True)
+    traffic.add(name, (w - 1) * payload.numel())
+    return Pending(out, work, lambda out: out.view(t.dtype).view(w, *t.shape))
+
+
+def all_gather(t: Tensor, group: Group = None, name: str = "all_gather") -> Tensor:
+    """[...] of equal shape on every rank -> [W, ...] in rank order. Any type; no gradient."""
+    return all_gather_async(t, group, name).wait()
+
+
+def all_to_all_async(t: Tensor, group: Group = None, name: str = "all_to_all") -> Pending:
+    """Start `all_to_all`."""
+    w = world(group)
+    assert t.shape[0] % w == 0, f"{t.shape[0]} rows do not split over {w} ranks"
+    if w == 1 or t.numel() == 0:
+        return Pending(t.detach())
+    payload = _as_bytes(t)
+    out = torch.empty_like(payload)
+    work = dist.all_to_all_single(out, payload, group=group, async_op=True)
+    traffic.add(name, payload.numel() * (w - 1) // w)
+    return Pending(out, work, lambda out: out.view(t.dtype).view(t.shape))
+
+
+def all_to_all(t: Tensor, group: Group = None, name: str = "all_to_all") -> Tensor:
+    """[W * n, ...] -> the same shape: block i goes to rank i, block i of the result came from rank i. No gradient."""
+    return all_to_all_async(t, group, name).wait()
+
+
+def gather_rows(t: Tensor, group: Group = None, name: str = "gather_rows") -> Tensor:
+    """[n, ...] of equal shape on every rank -> [W * n, ...] in rank order. No gradient."""
+    return all_gather(t, group, name).flatten(0, 1)
+
+
+def gather_uneven(t: Tensor, group: Group = None, name: str = "gather_uneven") -> Tensor:
+    """[n_r, ...], n_r >= 0 different on every rank -> [sum of n_r, ...] in rank order. Reads sizes on the host."""
+    if world(group) == 1:
+        return t.detach()
+    sizes = all_gather(torch.tensor(t.shape[0], device=t.device), group, name).tolist()
+    padded = F.pad(t.detach(), [0, 0] * (t.dim() - 1) + [0, max(sizes) - t.shape[0]])
+    return torch.cat([rows[:n] for rows, n in zip(all_gather(padded, group, name), sizes, strict=True)])
+
+
+def all_sum_nograd(t: Tensor, group: Group = None, name: str = "all_sum") -> Tensor:
+    """[...] -> its sum over ranks, the same bits on every rank. No gradient."""
+    w = world(group)
+    if w == 1:
+        return t.detach()
+    out = t.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=group)
+    traffic.add(name, 2 * (w - 1) * out.nbytes // w)
+    return out
+
+
+class _AllSum(torch.autograd.Function):
+    """Every rank's loss depends on every rank's term, so that the gradients are summed over ranks, too."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, group: Group, name: str) -> Tensor:
+        ctx.group, ctx.name = group, name
+        return all_sum_nograd(t, group, name)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return all_sum_nograd(grad, ctx.group, ctx.name), None, None
+
+
+def all_sum(t: Tensor, group: Group = None, name: str = "all_sum") -> Tensor:
+    """[...] -> its sum over ranks, differentiable: exact when DDP averages the gradients of the ranks' equal losses.
+
+    The backward sums W equal gradients and DDP divides by W. A plain all_reduce would leave 1/W of the gradient.
+    """
+    return t if world(group) == 1 else _AllSum.apply(t, group, name)  # type: ignore[no-untyped-call]
+
+
+class _GlobalNorm(torch.autograd.Function):
+    """Training BatchNorm of [n_r, C, ...] over the rows of all ranks; one small all-reduce forward, one backward.
+
+    The heavy passes are torch's own kernels: statistics, the affine map with given statistics, and the sums of its
+    backward; only the two C-vectors of each direction cross the ranks, in fp64.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Group) -> tuple[Tensor, ...]:
+        n, width = x.numel() // x.shape[1], x.shape[1]
+        sums = weight.new_zeros(2 * width + 1, dtype=torch.float64)
+        if n > 0:  # the kernels refuse an empty share
+            # Dummy running statistics of the parameters' type make the kernel return that type for bf16 rows as well.
+            mean, var = torch.batch_norm_update_stats(x, torch.zeros_like(weight), torch.ones_like(weight), 0.0)
+            mean, var = mean.double(), var.double()
+            sums = torch.cat([n * mean, n * (var + mean**2), sums.new_tensor([n])])
+        sums = all_sum_nograd(sums, group, "batchnorm")
+        total = sums[-1]
+        mean = sums[:width] / total
+        var = (sums[width:-1] / total - mean**2).clamp_(min=0)
+        mean, var = mean.to(weight.dtype), var.to(weight.dtype)
+        ctx.save_for_backward(x, weight, mean, var, total)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, var, total)
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps), mean, var, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var, total = ctx.saved_tensors
+        grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(weight)
+        if x.numel() > 0:
+            _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                grad, x, weight, mean, var, None, None, False, ctx.eps, [False, True, True]
+            )
+        # The weight's and the bias's own gradients stay local sums: DDP averages them like every other parameter's.
+        sums = torch.stack([grad_weight, grad_bias]).double()
+        slope, offset = all_sum_nograd(sums, ctx.group, "batchnorm") / total
+        # dx = a (dy - offset - xhat slope), a = weight / std: the part in xhat is again an affine map of x.
+        scale = weight.double() / (var.double() + ctx.eps).sqrt()
+        inner, shift = (-scale * slope).to(weight.dtype), (-scale * offset).to(weight.dtype)
+        grad_x = F.batch_norm(x, mean, var, inner, shift, eps=ctx.eps)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        grad_x.addcmul_(grad, scale.to(grad.dtype).view(shape))
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """nn.BatchNorm1d/2d whose batch is the rows of all ranks, for gloo: same parameters, buffers and state_dict.
+
+    Ranks may hold different numbers of rows, none included. One rank, or eval mode: torch's own kernel.
+    """
+
+    group: Group = None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.dim() >= 2, f"[n, C, ...], not {tuple(input.shape)}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or world(self.group) == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        out, mean, var, total = _GlobalNorm.apply(input, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_((var * (total / (total - 1).clamp(min=1))).to(var.dtype), momentum)
+        return out  # type: ignore[no-any-return]
+
+
+def convert_batchnorm(model: Module, mode: Literal["global", "local"], group: Group = None) -> Module:
+    """The same model with BatchNorm over all ranks' rows ("global"), or unchanged ("local": inexact, no traffic).
+
+    Parameters and buffers are kept, not copied. GPUs get torch's SyncBatchNorm, which refuses CPU tensors.
+    """
+    if mode == "local" or world(group) == 1:
+        return model
+    if any(p.is_cuda for p in model.parameters()):
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-any-return,no-untyped-call]
+    for name, child in list(model.named_modules()):
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GlobalBatchNorm):
+            assert child.affine, f"{name}: {child} has no weight"
+            norm = GlobalBatchNorm(child.num_features, child.eps, child.momentum)
+            norm.weight, norm.bias, norm.group, norm.training = child.weight, child.bias, group, child.training
+            norm.running_mean, norm.running_var = child.running_mean, child.running_var
+            norm.num_batches_tracked = child.num_batches_tracked
+            model.set_submodule(name, norm)
+    return model
+
+
+def data_parallel(model: nn.Module, static_graph: bool = False) -> nn.Module:
+    """The model under DDP, which averages gradients over ranks; itself where there is one rank.
+
+    Buffers are not broadcast: global BatchNorm keeps them equal, and torch 2.13 renamed the switch.
+    """
+    if world() == 1:
+        return model
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    off: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static_graph, **off)
