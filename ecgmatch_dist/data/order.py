@@ -1,7 +1,8 @@
 """The order of an epoch, computed at any position without being stored: a keyed permutation of 0..n-1.
 
-A Feistel network over Z_a x Z_b with a*b barely above n; a value that falls outside 0..n-1 walks on along its cycle until
-it is inside, which keeps the map a bijection for any n (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+A Feistel network over Z_a x Z_b with a*b barely above n; a value that falls outside 0..n-1 walks on along its cycle
+until it is inside, which keeps the map a bijection for any n (Black and Rogaway, "Ciphers with arbitrary finite
+domains", 2002).
 """
 
 import hashlib

@@ -1,0 +1,230 @@
+"""Shards behind http(s)://, s3:// and the like: fetched whole, by fsspec, into a bounded cache on the local disk.
+
+Any number of processes of a node may share the cache: a shard is fetched once, appears only when it is complete and its
+checksum fits, and the ones used longest ago make room. A file that is in use stays readable while it is evicted.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import fsspec
+
+from ecgmatch_dist.data.manifest import file_sha256
+from ecgmatch_dist.errors import UserError
+
+SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss")
+NETWORK_ERRORS = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
+ATTEMPTS = 3
+PAUSE = 1.0  # seconds before the second attempt; twice as long before the third
+
+
+def scheme_of(root: str) -> str:
+    """The scheme of a URL, "" for a local path. What could start a command is refused: input is data, never code."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", root)
+    if not match:
+        return ""
+    scheme = match[1].lower()
+    if scheme not in SCHEMES or not root[match.end() :].startswith("//"):
+        raise UserError(f"{root}: shards are not read from `{scheme}:`; give a folder or a URL of {', '.join(SCHEMES)}")
+    if forbidden := re.search(r"[^A-Za-z0-9._~:/@%+,=\[\]-]|::", root):
+        raise UserError(f"{root}: `{forbidden[0]}` is not allowed in the URL of a folder; percent-encode it")
+    return scheme
+
+
+def plain_name(name: str, where: object) -> str:
+    """`name` itself, if it names a file or folder inside its parent and nothing else."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*", name):
+        raise UserError(f"{where}: `{name}` is not the name of a database or shard; letters, digits, _ . - only")
+    return name
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One line of the list of shards in dataset.json, and the database that it belongs to."""
+
+    database: str
+    name: str
+    sha256: str
+    bytes: int
+    recordings: int
+
+
+class LocalFolder:
+    """Shards in a folder of this machine."""
+
+    remote = False
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, database: str) -> Path:
+        """The folder with dataset.json and manifest.csv of a database."""
+        if not self.root.is_dir():
+            raise UserError(f"{self.root}: no such folder of shards; `ecgmatch shards build` makes it")
+        if not (self.root / database / "dataset.json").is_file():
+            here = ", ".join(sorted(p.parent.name for p in self.root.glob("*/dataset.json"))) or "no database"
+            raise UserError(
+                f"{self.root}: no finished shards of `{database}`; here: {here}; see `ecgmatch shards build`"
+            )
+        return self.root / database
+
+    def where(self, shard: Shard) -> str:
+        return str(self.root / shard.database / shard.name)
+
+    def open(self, shard: Shard) -> int:
+        """A file descriptor of the shard, open for reading."""
+        return os.open(self.root / shard.database / shard.name, os.O_RDONLY)
+
+
+class RemoteFolder:
+    """Shards behind a URL, seen through a cache of at most `cache_bytes`."""
+
+    remote = True
+
+    def __init__(self, url: str, cache: Path, cache_bytes: int) -> None:
+        self.url, self.scheme = url.rstrip("/"), scheme_of(url)
+        self.cache_bytes = cache_bytes
+        self.meta = cache / "meta" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self.shards = cache / "shards"
+        try:
+            for folder in (self.meta, self.shards):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{cache}: the cache for remote shards cannot be made: {error.strerror}") from error
+
+    def folder(self, database: str) -> Path:
+        """Fetch dataset.json and manifest.csv of a database; the folder that they then lie in."""
+        folder = self.meta / database
+        folder.mkdir(exist_ok=True)
+        for name in ("dataset.json", "manifest.csv"):
+            part = folder / f"{name}.{uuid.uuid4().hex}.part"
+            self._download(f"{database}/{name}", part)
+            os.replace(part, folder / name)
+        return folder
+
+    def where(self, shard: Shard) -> str:
+        return f"{self.url}/{shard.database}/{shard.name}"
+
+    def open(self, shard: Shard) -> int:
+        """A file descriptor of the shard's copy, fetched if it is not there; it stays valid if the copy is evicted."""
+        while True:
+            try:
+                fd = os.open(self._copy(shard), os.O_RDONLY)
+            except FileNotFoundError:
+                self.fetch(shard)
+                continue
+            os.utime(fd)  # used now: the last to be evicted
+            return fd
+
+    def fetch(self, shard: Shard) -> None:
+        """Bring the shard into the cache unless it is there; other processes that want it wait for this one."""
+        copy = self._copy(shard)
+        with locked(copy.with_suffix(".lock")):
+            if copy.exists():
+                return
+            part = self._reserve(shard)
+            try:
+                for attempt in range(1, ATTEMPTS + 1):
+                    self._download(f"{shard.database}/{shard.name}", part)
+                    if part.stat().st_size == shard.bytes and file_sha256(part) == shard.sha256:
+                        os.replace(part, copy)
+                        return
+                    time.sleep(PAUSE * attempt)
+            finally:
+                part.unlink(missing_ok=True)
+        raise UserError(
+            f"{self.where(shard)}: what arrives does not fit the checksum in dataset.json; verify the source"
+        )
+
+    def _copy(self, shard: Shard) -> Path:
+        return self.shards / f"{shard.sha256}.tar"  # named by content: a shard that was rebuilt is another file
+
+    def _reserve(self, shard: Shard) -> Path:
+        """Make room and hold it: the name of the unfinished file says how many bytes are promised to it."""
+        if shard.bytes > self.cache_bytes:
+            raise UserError(f"{self.where(shard)}: {shard.bytes:,} bytes do not fit the cache of {self.cache_bytes:,}")
+        part = self.shards / f"{shard.sha256}.{shard.bytes}.part"
+        while True:
+            with locked(self.shards / "room.lock"):
+                copies = sorted(((p, p.stat()) for p in self.shards.glob("*.tar")), key=lambda c: c[1].st_mtime_ns)
+                used = sum(stat.st_size for _, stat in copies) + sum(map(promised, self._fetching(part)))
+                while copies and used + shard.bytes > self.cache_bytes:
+                    oldest, stat = copies.pop(0)
+                    oldest.unlink()
+                    used -= stat.st_size
+                if used + shard.bytes <= self.cache_bytes:
+                    part.touch()
+                    return part
+            time.sleep(0.05)  # the rest is promised to fetches of others, which end
+
+    def _fetching(self, own: Path) -> list[Path]:
+        """Unfinished files that somebody is fetching; those of a process that was killed are removed."""
+        alive = []
+        for part in self.shards.glob("*.part"):
+            lock = part.with_name(part.name.split(".")[0] + ".lock")
+            if part == own or lock_now(lock):
+                part.unlink(missing_ok=True)
+            else:
+                alive.append(part)
+        return alive
+
+    def _download(self, name: str, to: Path) -> None:
+        # The defaults of aiohttp end every transfer after five minutes, however well it goes.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+        options: dict[str, Any] = {"client_kwargs": {"timeout": timeout}} if self.scheme.startswith("http") else {}
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                filesystem, path = fsspec.core.url_to_fs(f"{self.url}/{name}", **options)
+                filesystem.get_file(path, str(to))
+                return
+            except ImportError as error:
+                raise UserError(f"{self.url}: {error} (pip install 'ecgmatch-dist[s3]' for s3://)") from error
+            except FileNotFoundError as error:
+                raise UserError(f"{self.url}/{name}: not found") from error
+            except NETWORK_ERRORS as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise UserError(f"{to.parent}: no space left for the cache; make it smaller or move it") from error
+                if attempt == ATTEMPTS:
+                    raise UserError(
+                        f"{self.url}/{name}: {error or type(error).__name__}; {ATTEMPTS} attempts"
+                    ) from error
+                time.sleep(PAUSE * attempt)
+
+
+def promised(part: Path) -> int:
+    return int(part.name.split(".")[1])
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of that name against all processes and threads of this machine; a killed holder lets go."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def lock_now(path: Path) -> bool:
+    """Whether nobody holds the lock."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,220 @@
+"""Random access to the recordings in shards: one `pread` a recording, straight into the batch's buffer."""
+
+import hashlib
+import io
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ecgmatch_dist.data.manifest import read_dataset, read_manifest
+from ecgmatch_dist.data.remote import LocalFolder, RemoteFolder, Shard, plain_name, scheme_of
+from ecgmatch_dist.errors import UserError
+
+V = 12
+NPY_HEADER = 128  # bytes before the array's data in a .npy file of [12, length] float16
+KEEP_OPEN = 256  # files; the usual limit of a process is 1024
+CACHE_BYTES = 32 * 2**30
+Ints = NDArray[np.int64]
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ecgmatch"
+
+
+class ShardStore:
+    """The recordings of some databases, numbered 0..N-1 in the order of their manifests.
+
+    Threads may read at the same time. A pickled store carries no open file: every process opens its own, at first use.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        databases: Sequence[str],
+        cache: Path | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        check: bool = False,
+    ) -> None:
+        """`root`: folder or URL with one folder a database; `check`: verify the checksum of all that is read."""
+        if not databases or len(set(databases)) != len(databases):
+            raise UserError(f"databases {list(databases)}: at least one, each once")
+        self.source: LocalFolder | RemoteFolder = (
+            RemoteFolder(str(root), cache or default_cache(), cache_bytes)
+            if scheme_of(str(root))
+            else LocalFolder(Path(root))
+        )
+        self.check = check
+        self.databases = tuple(databases)
+        self.datasets: dict[str, dict[str, Any]] = {}
+        self.shards: list[Shard] = []
+        manifests, number = [], {}
+        for database in databases:
+            folder = self.source.folder(plain_name(database, root))
+            dataset, manifest = read_dataset(folder), read_manifest(folder)
+            self.datasets[database] = dataset
+            for shard in shards_of(dataset, manifest, database, folder):
+                number[database, shard.name] = len(self.shards)
+                self.shards.append(shard)
+            manifests.append(manifest.assign(id=database + "/" + manifest["key"]))
+        self.rate, self.length = int(self._common("rate")), int(self._common("length"))
+        self.preprocess: dict[str, Any] = self._common("preprocess")
+        self.manifest = pd.concat(manifests, ignore_index=True)
+        pairs = zip(self.manifest["database"], self.manifest["shard"], strict=True)
+        self._shard = np.fromiter((number[pair] for pair in pairs), np.int64, len(self.manifest))
+        self._offset = self.manifest["offset"].to_numpy(np.int64)
+        self._first = dict(zip(self._shard[::-1].tolist(), self._offset[::-1].tolist(), strict=True))  # of each shard
+        self._index = pd.Index(self.manifest["id"])
+        if self._index.has_duplicates:
+            raise UserError(f"{root}: two recordings are called {self._index[self._index.duplicated()][0]}")
+        self._check_sizes()
+        self._files: dict[int, _File] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._offset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_files", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _files={}, _lock=threading.Lock())
+
+    def rows(self, ids: Sequence[str]) -> Ints:
+        """Ids "database/key" -> rows of the store [n]."""
+        rows = self._index.get_indexer(pd.Index(ids, dtype=self._index.dtype))
+        if (missing := np.flatnonzero(rows < 0)).size:
+            raise UserError(
+                f"{ids[missing[0]]}: not in these shards ({missing.size:,} of {len(ids):,} ids are missing)"
+            )
+        return np.asarray(rows, np.int64)
+
+    def shards_of_rows(self, rows: Ints) -> Ints:
+        """The number of the shard of each row [n]: an index of `.shards`."""
+        return self._shard[rows]
+
+    def read(self, rows: Ints, out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
+        """Recordings of the rows [n] -> float16 [n, 12, length], into `out` if given."""
+        rows = np.asarray(rows, np.int64)
+        if out is None:
+            out = np.empty((len(rows), V, self.length), np.float16)
+        assert out.shape == (len(rows), V, self.length)
+        assert out.dtype == np.float16
+        assert out.flags.c_contiguous
+        places = out.view(np.uint8).reshape(len(rows), V * self.length * 2)
+        shards, offsets = self._shard[rows], self._offset[rows]
+        file, opened = None, -1
+        for i in np.lexsort((offsets, shards)).tolist():  # in the order of the disk, whatever the order of the batch
+            if file is None or opened != shards[i]:
+                opened = int(shards[i])
+                file = self._open(opened)
+            file.read_into(places[i], int(offsets[i]))
+            if self.check and hashlib.sha256(places[i]).hexdigest() != self.manifest["sha256"].iat[int(rows[i])]:
+                name = self.manifest["id"].iat[int(rows[i])]
+                raise UserError(f"{file.name}: the checksum of {name} does not fit; `ecgmatch shards build` it again")
+        return out
+
+    def _common(self, field: str) -> Any:
+        """The value that all databases have in `field` of dataset.json."""
+        values = {database: dataset[field] for database, dataset in self.datasets.items()}
+        first = values[self.databases[0]]
+        if any(value != first for value in values.values()):
+            raise UserError(f"databases differ in {field}: {values}; build their shards with the same preprocessing")
+        return first
+
+    def fetch(self, shard: int) -> None:
+        """Bring a remote shard near before it is read."""
+        if isinstance(self.source, RemoteFolder):
+            self.source.fetch(self.shards[shard])
+
+    def _check_sizes(self) -> None:
+        """Every recording lies inside its shard, and the shard's file is as long as dataset.json says."""
+        ends = np.array([shard.bytes for shard in self.shards])[self._shard]
+        outside = (self._offset < NPY_HEADER) | (self._offset + V * self.length * 2 > ends)
+        if (bad := np.flatnonzero(outside)).size:
+            row = self.manifest.iloc[int(bad[0])]
+            raise UserError(
+                f"{row['database']}/{row['shard']}: the index does not fit the tar at {row['key']}; rebuild it"
+            )
+        if isinstance(self.source, LocalFolder):
+            for shard in self.shards:
+                path = Path(self.source.where(shard))
+                size = path.stat().st_size if path.is_file() else None
+                if size != shard.bytes:
+                    found = "is missing" if size is None else f"has {size:,} bytes, not {shard.bytes:,}"
+                    raise UserError(f"{path}: {found}; its index does not fit; `ecgmatch shards build` it again")
+
+    def _open(self, shard: int) -> "_File":
+        with self._lock:
+            file = self._files.pop(shard, None)
+            if file is not None:
+                self._files[shard] = file  # now the most recent
+                return file
+        where = self.source.where(self.shards[shard])
+        try:
+            file = _File(self.source.open(self.shards[shard]), where)
+        except OSError as error:
+            raise UserError(f"{where}: {error.strerror}") from error
+        file.check_header(self._first[shard], self.length)
+        if not self.source.remote:  # an open file would keep an evicted copy on the disk
+            with self._lock:
+                self._files[shard] = file
+                while len(self._files) > KEEP_OPEN:
+                    del self._files[next(iter(self._files))]
+        return file
+
+
+class _File:
+    """An open shard; closed when nobody refers to it any more, so that no thread loses a file that it reads."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.fd, self.name = fd, name
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def read_into(self, place: NDArray[np.uint8], offset: int) -> None:
+        try:
+            count = os.preadv(self.fd, [place.data], offset)
+        except OSError as error:
+            raise UserError(f"{self.name}: {error.strerror} at byte {offset}") from error
+        if count != place.nbytes:
+            raise UserError(
+                f"{self.name}: ends at byte {offset + count}, inside a recording; it was cut after the start"
+            )
+
+    def check_header(self, offset: int, length: int) -> None:
+        """The bytes before an array's data are the header of a .npy file of that very shape."""
+        header = io.BytesIO(os.pread(self.fd, NPY_HEADER, offset - NPY_HEADER))
+        try:
+            version = np.lib.format.read_magic(header)
+            found = np.lib.format.read_array_header_1_0(header) if version == (1, 0) else None
+        except ValueError:
+            found = None
+        if found != ((V, length), False, np.dtype("<f2")) or header.tell() != NPY_HEADER:
+            raise UserError(f"{self.name}: no array [12, {length}] at byte {offset}: the index does not fit the tar")
+
+
+def shards_of(dataset: dict[str, Any], manifest: pd.DataFrame, database: str, folder: Path) -> list[Shard]:
+    """The shards that dataset.json lists, after a look whether it and the manifest are of one make."""
+    expected = {"format": 1, "database": database, "dtype": "float16", "recordings": len(manifest)}
+    for field, value in expected.items():
+        if dataset.get(field) != value:
+            raise UserError(
+                f"{folder}/dataset.json: {field} is {dataset.get(field)!r}, expected {value!r}; build it again"
+            )
+    shards = [
+        Shard(database, plain_name(str(s["name"]), folder), str(s["sha256"]), int(s["bytes"]), int(s["recordings"]))
+        for s in dataset["shards"]
+    ]
+    counts = manifest["shard"].value_counts().to_dict()
+    if counts != {shard.name: shard.recordings for shard in shards if shard.recordings}:
+        raise UserError(f"{folder}: manifest.csv and dataset.json name other shards or counts; build it again")
+    if (manifest["database"] != database).any() or not np.array_equal(manifest["row"], np.arange(len(manifest))):
+        raise UserError(f"{folder}/manifest.csv: rows are not 0..{len(manifest) - 1} of `{database}`; build it again")
+    return shards

@@ -1,0 +1,225 @@
+"""Batches out of shards: an endless stream in a keyed order, and finite passes for validation and test.
+
+Position p of the stream is row Permutation(N, seed, p // N)(p % N) of the part; global batch g is positions
+[g*G, (g+1)*G), and rank r takes its r-th slice. So the state of a stream is one number, and neither the number of
+ranks nor of readers changes what comes.
+"""
+
+import io
+import itertools
+import json
+import tarfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import braceexpand
+import fsspec
+import numpy as np
+import webdataset
+from numpy.typing import NDArray
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from ecgmatch_dist.data.order import Ints, Permutation, WindowPermutation
+from ecgmatch_dist.data.remote import RemoteFolder, scheme_of
+from ecgmatch_dist.data.store import ShardStore, V
+from ecgmatch_dist.errors import UserError
+
+Signals = NDArray[np.float16]
+T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """This rank's slice of a global batch."""
+
+    ids: Ints
+    """[b] positions in the part's list of rows: the bank's rows."""
+    x: Signals
+    """[b, 12, T]"""
+
+
+class FiniteBatch(NamedTuple):
+    """This rank's slice of a batch of a finite pass, filled up to full size."""
+
+    ids: Ints
+    """[b] positions in the part's list of rows, -1 where padding."""
+    x: Signals
+    """[b, 12, T], zeros where padding."""
+    valid: NDArray[np.bool_]
+    """[b] False where padding."""
+
+
+class Reader(Protocol):
+    """Whatever gives the recordings of some rows: a ShardStore, or a part that was loaded into memory."""
+
+    def read(self, rows: Ints, out: Signals | None = None) -> Signals: ...
+
+
+class Stream:
+    """The endless sequence of a part's recordings; `stream[g]` is this rank's slice of global batch g.
+
+    Also a map-style dataset: `DataLoader(stream, batch_size=None, sampler=range(start, stop))`.
+    """
+
+    def __init__(
+        self, store: Reader, rows: Ints, batch: int, seed: int, rank: int, world: int, window: int | None = None
+    ) -> None:
+        """`rows` [N]: the part in the order of the split; `batch`: global; `window`: shards mixed at a time."""
+        if len(rows) == 0:
+            raise UserError("the part of the split has no recordings: nothing to stream; make the split again")
+        if batch % world:
+            raise UserError(
+                f"a global batch of {batch} cannot be shared by {world} ranks: make it a multiple of {world}"
+            )
+        assert 0 <= rank < world, (rank, world)
+        self.store, self.rows, self.seed, self.window = store, np.asarray(rows, np.int64), seed, window
+        self.batch, self.share = batch, slice(rank * batch // world, (rank + 1) * batch // world)
+        if window is not None:
+            if not isinstance(store, ShardStore) or window < 1:
+                raise UserError(f"window = {window}: a number of shards, at least 1, of a store of shards")
+            shards = store.shards_of_rows(self.rows)
+            self.by_shard = np.argsort(shards, kind="stable")
+            self.shards, self.sizes = np.unique(shards, return_counts=True)
+        check_cache(store, self.rows, window)
+
+    def _window_order(self, epoch: int) -> WindowPermutation:
+        assert self.window is not None
+        return WindowPermutation(self.sizes, self.window, self.seed, epoch)
+
+    def _order(self, epoch: int, places: Ints) -> Ints:
+        """Places [k] in an epoch -> positions [k] in the part's list of rows."""
+        if self.window is None:
+            return Permutation(len(self.rows), self.seed, epoch)(places)
+        return self.by_shard[self._window_order(epoch)(places)]
+
+    def ids(self, g: int) -> Ints:
+        """This rank's part of global batch g, [b], without reading it."""
+        positions = np.arange(g * self.batch, (g + 1) * self.batch, dtype=np.int64)[self.share]
+        epochs, places = np.divmod(positions, len(self.rows))
+        ids = np.empty_like(positions)
+        for epoch in np.unique(epochs):  # a batch may straddle the end of an epoch, or hold several short ones
+            here = epochs == epoch
+            ids[here] = self._order(int(epoch), places[here])
+        return ids
+
+    def __getitem__(self, g: int) -> Batch:
+        ids = self.ids(g)
+        return Batch(ids, self.store.read(self.rows[ids]))
+
+    def iterate(self, start: int, stop: int | None, readers: int = 2, ahead: int = 4) -> Iterator[Batch]:
+        """Batches start, start + 1, ... before `stop` (None: for ever), in order; threads read `ahead` of them."""
+        numbers: Iterable[int] = itertools.count(start) if stop is None else range(start, stop)
+        if self.window is not None and readers:
+            numbers = self._fetch_windows(numbers)
+        return prefetch(self.__getitem__, numbers, readers, ahead)
+
+    def _fetch_windows(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Pass the numbers on; whenever they enter a window of shards, begin to fetch the shards of the next one."""
+        assert isinstance(self.store, ShardStore)
+        entered = None
+        pool = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        try:
+            for g in numbers:
+                epoch, place = divmod((g + 1) * self.batch - 1, len(self.rows))
+                window = self._window_order(epoch).window_of(place)
+                if (epoch, window) != entered:
+                    entered = epoch, window
+                    following = self._window_order(epoch).shards_of(window + 1)
+                    if not len(following):
+                        following = self._window_order(epoch + 1).shards_of(0)
+                    for shard in self.shards[following].tolist():
+                        pool.submit(self.store.fetch, shard)  # a failure shows when the shard is read
+                yield g
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_cache(store: Reader, rows: Ints, window: int | None) -> None:
+    """Remote shards that do not fit the cache together would be fetched again and again in every epoch: refuse."""
+    if not isinstance(store, ShardStore) or not isinstance(store.source, RemoteFolder):
+        return
+    sizes = sorted((store.shards[i].bytes for i in np.unique(store.shards_of_rows(rows))), reverse=True)
+    # Readers run ahead, so two windows are in use at their border.
+    need = sum(sizes if window is None else sizes[: 2 * window])
+    if need > store.source.cache_bytes:
+        raise UserError(
+            f"{store.source.url}: the stream uses {need:,} bytes of shards at a time and the cache holds "
+            f"{store.source.cache_bytes:,}: a larger cache or a smaller window"
+        )
+
+
+def prefetch(read: Callable[[int], T], numbers: Iterable[int], readers: int, ahead: int) -> Iterator[T]:
+    """read(n) for each n, in order; `readers` threads work on at most `ahead` results that nobody has taken yet."""
+    assert readers >= 0, readers
+    assert ahead >= 1, ahead
+    if readers == 0:
+        yield from map(read, numbers)
+        return
+    source = iter(numbers)
+    with ThreadPoolExecutor(readers, thread_name_prefix="reader") as pool:
+        waiting: deque[Future[T]] = deque(pool.submit(read, n) for n in itertools.islice(source, ahead))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(read, n) for n in itertools.islice(source, 1))
+                yield result
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def finite(
+    store: ShardStore, rows: Ints, batch: int, rank: int, world: int, readers: int = 2, ahead: int = 2
+) -> Iterator[FiniteBatch]:
+    """One pass over `rows` [N] in their order, in global batches of `batch` (rounded up to a multiple of `world`).
+
+    All ranks get the same number of batches of the same size, so that they can meet in collectives; what is missing at
+    the end is padding, marked as such.
+    """
+    share = -(-batch // world)
+    rows = np.asarray(rows, np.int64)
+
+    def read(g: int) -> FiniteBatch:
+        positions = np.arange(share, dtype=np.int64) + (g * world + rank) * share
+        valid = positions < len(rows)
+        x = np.zeros((share, V, store.length), np.float16)
+        store.read(rows[positions[valid]], out=x[: valid.sum()])
+        return FiniteBatch(np.where(valid, positions, -1), x, valid)
+
+    return prefetch(read, range(-(-len(rows) // (share * world))), readers, ahead)
+
+
+def plain_webdataset(urls: str | Sequence[str], shuffle: int = 0, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Any webdataset shards, without our index: {"key", "x" [12, T], and the fields of the .json}, in sequence.
+
+    A compatibility mode: `shuffle` mixes a buffer of so many samples, and order, epochs and resuming are not exact.
+    `urls` may hold braces, as in "x-{000..003}.tar". Only .npy and .json are decoded, never pickles.
+    """
+    expanded = list(braceexpand.braceexpand(urls)) if isinstance(urls, str) else list(urls)
+    for url in expanded:
+        scheme_of(url)
+    samples = group_by_keys(tar_file_expander(open_tars(expanded)))
+    return decoded(webdataset.shuffle(shuffle, seed=seed)(samples) if shuffle else samples)
+
+
+def open_tars(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What webdataset's pipeline takes; its own opener would hand URLs to a shell."""
+    for url in urls:
+        try:
+            with fsspec.open(url, "rb") as stream:
+                yield {"url": url, "stream": stream}
+        except FileNotFoundError as error:
+            raise UserError(f"{url}: no such shard") from error
+
+
+def decoded(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    place = "the first shard"
+    try:
+        for sample in samples:
+            place = f"{sample['__url__']}, at {sample['__key__']}"
+            if "ecg.npy" in sample:
+                x = np.load(io.BytesIO(sample["ecg.npy"]), allow_pickle=False)
+                yield {**json.loads(sample.get("json", b"{}")), "key": sample["__key__"], "x": x}
+    except (tarfile.TarError, ValueError) as error:
+        raise UserError(f"{place}: not a shard of ECGs: {error.args[0]}") from error
