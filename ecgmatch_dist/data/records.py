@@ -1,0 +1,292 @@
+"""Recordings on disk: finding them, and reading one as twelve standard leads in mV with its codes, patient, age and sex.
+
+wfdb reads; as its header parser takes ten times as long as the samples, headers that differ only in name, first
+values and checksums are parsed once, and plain 16-bit signal files are read with numpy (the same values, tested)."""
+
+import csv
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wfdb
+from numpy.typing import NDArray
+from wfdb.io.header import parse_header_content, rx_record
+
+from ecgmatch_dist.data.databases import LabelSource, Recipe
+from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.signals import LEADS as LEADS
+from ecgmatch_dist.errors import UserError
+
+MILLIVOLTS = {"mv": 1.0, "uv": 1e-3, "μv": 1e-3, "v": 1e3}
+MISSING = -(2**15)
+"""The sample value of format 16 that stands for "no value"."""
+
+
+class Rejected(Exception):
+    """A recording that cannot be used: the kind of fault, and the particulars."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(kind, detail)
+        self.kind, self.detail = kind, detail
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class RecordRef:
+    key: str
+    path: Path
+    """Of the header, without suffix."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    key: str
+    signal: NDArray[np.float32]
+    """[12, n], mV, leads in the order of LEADS; NaN where the recording has no value."""
+    rate: float
+    codes: tuple[str, ...]
+    patient: str
+    age: str
+    sex: str
+    fold: str
+
+
+@dataclass(frozen=True)
+class Annotation:
+    codes: tuple[str, ...]
+    patient: str = ""
+    age: str = ""
+    sex: str = ""
+    fold: str = ""
+
+
+def find_folder(recipe: Recipe, raw: Path) -> Path:
+    """The folder of recordings under `raw`: the first of the recipe's folders that is there, otherwise `raw` itself."""
+    if not raw.is_dir():
+        raise UserError(f"{raw}: no such folder; --raw is where the recordings of {recipe.database} lie")
+    return next((raw / name for name in recipe.folders if (raw / name).is_dir()), raw)
+
+
+def find_records(recipe: Recipe, raw: Path) -> list[RecordRef]:
+    """All recordings, sorted by name."""
+    folder = find_folder(recipe, raw)
+    paths = {path for pattern in recipe.files for path in folder.glob(pattern)}
+    if not paths:
+        places = ", ".join(recipe.folders)
+        raise UserError(
+            f"{folder}: no recordings ({' or '.join(recipe.files)}) of {recipe.database}; give as --raw this folder, "
+            f"or the one that holds {places or 'it'}"
+        )
+    refs: dict[str, RecordRef] = {}
+    for path in sorted(paths):
+        ref = RecordRef(recipe.key(path.stem), path.with_suffix(""))
+        if ref.key in refs:
+            raise UserError(
+                f"two recordings are named {ref.key}: {refs[ref.key].path}.hea and {path}; "
+                f"remove one, or tell them apart by `rename` in the recipe"
+            )
+        refs[ref.key] = ref
+    return [refs[key] for key in sorted(refs)]
+
+
+def read_recording(ref: RecordRef, annotations: dict[str, Annotation] | None = None) -> Recording:
+    """Read one recording; its labels stand in `annotations`, or in its header where None. Raises Rejected."""
+    if not re.fullmatch(r"[\w-]+", ref.key, re.ASCII):
+        raise Rejected("name", f"`{ref.key}` must be of letters, digits, _ and - (see `rename` in the recipe)")
+    try:
+        lines, comments = parse_header_content(ref.path.with_suffix(".hea").read_text("ascii", "ignore"))
+        rate, signal = _read_signal(ref.path, lines)
+    except OSError as error:
+        raise Rejected("unreadable", f"{error.strerror}: {error.filename}") from None
+    if annotations is None:
+        note = _parse_comments(comments)
+    elif ref.key in annotations:
+        note = annotations[ref.key]
+    else:
+        raise Rejected("no label", "not in the table of labels")
+    return Recording(ref.key, signal, rate, note.codes, note.patient, note.age, note.sex, note.fold)
+
+
+def _read_signal(path: Path, lines: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
+    """Header lines -> rate and signal [12, n] in mV."""
+    match = rx_record.match(lines[0]) if lines else None
+    if match is None or match["n_seg"] or len(lines) != int(match["n_sig"]) + 1:
+        raise Rejected("header", "not a single-segment WFDB header with one line a lead")
+    fields = _signal_fields(tuple(_without_values(line, match["record_name"]) for line in lines[1:]))
+    order = _standard_order(fields["sig_name"])
+    units = [str(fields["units"][v]).lower() for v in order]
+    if not MILLIVOLTS.keys() >= set(units):
+        raise Rejected("units", f"{' '.join(sorted(set(units)))}: not a voltage")
+    rate = float(match["fs"] or 250)  # WFDB's default
+    if rate <= 0:
+        raise Rejected("header", f"sampling rate {rate:g}")
+    to_mv = np.array([MILLIVOLTS[unit] for unit in units])
+    if _is_plain(fields):
+        name = fields["file_name"][0].replace("~", match["record_name"])
+        signal = _read_plain(path.parent / name, fields, order, to_mv, int(match["sig_len"] or 0))
+    else:
+        signal = _read_with_wfdb(path)[order] * to_mv[:, None]
+    if not np.isfinite(signal).any():
+        raise Rejected("no signal", "not one sample has a value")
+    return rate, signal.astype(np.float32, copy=False)
+
+
+def _without_values(line: str, record: str) -> str:
+    """A signal line without what differs between recordings of one kind: the name, the first value and the checksum."""
+    words = line.split(maxsplit=8)
+    if len(words) == 9:
+        words[5:7] = "0", "0"
+    stem, dot, suffix = words[0].partition(".")
+    return " ".join(["~" + dot + suffix if stem == record else words[0], *words[1:]])
+
+
+@lru_cache(maxsize=4096)
+def _signal_fields(lines: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Fields of the signal lines as wfdb parses them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "r.hea").write_text("\n".join([f"r {len(lines)} 1 1", *lines]) + "\n")
+        try:
+            header = wfdb.rdheader(f"{folder}/r")
+        except (ValueError, TypeError, IndexError, wfdb.io.header.HeaderSyntaxError) as error:
+            raise Rejected("header", str(error)) from None
+    return {
+        name: getattr(header, name)
+        for name in "file_name fmt samps_per_frame skew byte_offset adc_gain baseline units sig_name".split()
+    }
+
+
+@lru_cache(maxsize=4096)
+def _order_of(names: tuple[str, ...]) -> tuple[int, ...]:
+    found = [name.upper() for name in names]
+    missing = [lead for lead in LEADS if lead.upper() not in found]
+    if missing:
+        raise Rejected("leads", f"{' '.join(missing)} missing; there are {len(names)}: {' '.join(names)}")
+    twice = [lead for lead in LEADS if found.count(lead.upper()) > 1]
+    if twice:
+        raise Rejected("leads", f"{' '.join(twice)} more than once")
+    return tuple(found.index(lead.upper()) for lead in LEADS)
+
+
+def _standard_order(names: Sequence[str | None]) -> list[int]:
+    """Where the twelve standard leads stand among `names`, in any case and order; further signals are left out."""
+    return list(_order_of(tuple(str(name).strip() for name in names)))
+
+
+def _is_plain(fields: dict[str, list[Any]]) -> bool:
+    """One file of little-endian 16-bit samples, the signals interleaved one by one."""
+    return (
+        set(fields["fmt"]) == {"16"}
+        and len(set(fields["file_name"])) == 1
+        and set(fields["samps_per_frame"]) <= {1, None}
+        and set(fields["skew"]) <= {0, None}
+    )
+
+
+def _read_plain(
+    file: Path, fields: dict[str, list[Any]], order: list[int], to_mv: NDArray[np.float64], samples: int
+) -> NDArray[np.float32]:
+    """Signal file -> [12, n] in mV; NaN where there is no value. `samples` 0: as many as the file holds."""
+    offset, signals = fields["byte_offset"][0] or 0, len(fields["fmt"])
+    raw = np.fromfile(file, "<i2", count=samples * signals if samples else -1, offset=offset)
+    if len(raw) < max(samples, 1) * signals:
+        raise Rejected("cut short", f"{file.name} holds {len(raw) // signals} of {samples} samples")
+    digital = raw[: len(raw) // signals * signals].reshape(-1, signals).T[order]
+    signal = digital.astype(np.float32)
+    signal -= np.array([fields["baseline"][v] for v in order], np.float32)[:, None]
+    signal *= (to_mv / np.array([fields["adc_gain"][v] for v in order])).astype(np.float32)[:, None]
+    if digital.min() == MISSING:
+        signal[digital == MISSING] = np.nan
+    return signal
+
+
+def _read_with_wfdb(path: Path) -> NDArray[np.float64]:
+    """Any other format -> [signals, n] in the header's units; NaN where there is no value."""
+    try:
+        return np.asarray(wfdb.rdrecord(str(path)).p_signal).T
+    except (
+        Exception
+    ) as error:  # wfdb raises many kinds, bare Exception among them, for files that do not fit their header
+        raise Rejected("unreadable", f"{type(error).__name__}: {error}") from None
+
+
+def _parse_comments(comments: Sequence[str]) -> Annotation:
+    """Header comments such as `#Dx: 1,2` or `# Dx: 1,2`."""
+    fields: dict[str, str] = {}
+    for comment in comments:
+        name, _, value = comment.strip(" \t#").partition(":")
+        fields[name.strip().lower()] = value
+    return Annotation(
+        parse_codes(fields.get("dx", "")), "", _age(fields.get("age", "")), _sex(fields.get("sex", ""), {})
+    )
+
+
+def parse_codes(text: str) -> tuple[str, ...]:
+    """Codes separated by commas, semicolons or spaces, or the keys of a {'code': likelihood} table as in PTB-XL."""
+    text = text.strip()
+    if text.startswith("{"):
+        try:
+            return tuple(json.loads(text.replace("'", '"')))
+        except json.JSONDecodeError:
+            raise UserError(f"codes `{text[:60]}`: neither a list nor a {{'code': likelihood}} table") from None
+    return tuple(code for code in re.split(r"[\s,;]+", text) if code and code.lower() not in ("unknown", "nan"))
+
+
+def _age(text: str) -> str:
+    try:
+        age = float(text)
+    except ValueError:
+        return ""
+    return f"{age:g}" if np.isfinite(age) else ""
+
+
+def _sex(text: str, values: dict[str, str]) -> str:
+    text = values.get(text.strip(), text.strip())
+    return {"m": "Male", "male": "Male", "f": "Female", "female": "Female"}.get(text.lower(), "")
+
+
+def read_annotations(recipe: Recipe, source: LabelSource, file: Path) -> dict[str, Annotation]:
+    """The table of labels: recording's name -> annotation."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            rows = csv.DictReader(stream)
+            columns = rows.fieldnames or ()
+            for column in (source.record, source.codes):
+                if column not in columns:
+                    raise UserError(f"{file}: no column `{column}`; there are {', '.join(columns) or 'none'}")
+            return {recipe.key(Path(row[source.record]).stem): _annotate(row, source) for row in rows}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file}: the table of labels cannot be read ({error})") from None
+
+
+def _annotate(row: dict[str, str], source: LabelSource) -> Annotation:
+    patient, fold = row.get(source.patient) or "", row.get(source.fold) or ""
+    return Annotation(
+        parse_codes(row[source.codes] or ""),
+        patient.removesuffix(".0"),  # pandas writes whole numbers so where some are missing
+        _age(row.get(source.age) or ""),
+        _sex(row.get(source.sex) or "", source.sex_values),
+        fold.removesuffix(".0"),
+    )
+
+
+def check_statements(scheme: LabelScheme, file: Path) -> None:
+    """PTB-XL's scp_statements.csv must put each diagnostic code into the class that the scheme does."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            rows = list(csv.reader(stream))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); it belongs to PTB-XL's release") from None
+    column = rows[0].index("diagnostic_class") if rows and "diagnostic_class" in rows[0] else None
+    if column is None:
+        raise UserError(f"{file}: no column `diagnostic_class`")
+    for row in rows[1:]:
+        if row[column] and scheme.names(scheme.encode([row[0]])) != (row[column],):
+            raise UserError(f"{file}: {row[0]} is of class {row[column]}, but not in the scheme {scheme.name}")
