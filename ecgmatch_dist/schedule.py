@@ -22,9 +22,9 @@ def learning_rate(optim: Optim, step: int) -> float:
 
 def build_optimizer(optim: Optim, model: AttentionCNN) -> torch.optim.Optimizer:
     """Two groups: encoder and attention learn `encoder_lr_scale` times as fast as the head."""
-    encoder, head = model.parameter_groups()
+    encoder, head = list(model.encoder_parameters()), list(model.head_parameters())
     groups = [{"params": encoder, "scale": optim.encoder_lr_scale}, {"params": head, "scale": 1.0}]
-    fused = next(iter(head)).is_cuda
+    fused = head[0].is_cuda
     if optim.optimizer == "sgd":
         return torch.optim.SGD(groups, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=fused or None)
     return torch.optim.AdamW(groups, optim.lr, weight_decay=optim.weight_decay, fused=fused or None)

@@ -16,9 +16,11 @@ class ECGMatch:
     lambda_f: float = 1.2
     """Weight of the label-correlation loss; 0: without correlation alignment."""
     refine: bool = True
-    """Weight pseudo-labels by the agreement of the neighbours (equation 8); off: all weights are 1."""
+    """Weight pseudo-labels by the agreement of the neighbours (equation 6); off: all weights are 1."""
     similarity: Literal["cosine", "pearson", "euclidean"] = "cosine"
     """How the correlation of two classes is measured."""
+    query: Literal["student", "teacher"] = "student"
+    """Whose features ask the bank of teacher features for neighbours: the student's (paper) or the teacher's own."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class ECGMatch:
         # The teacher fills the bank, then the student asks it for neighbours: all rows of the global batch are written
         # before any is searched. The exchange runs behind the training forward, only the loss needs its result.
         seen = views.clean if self.bank_view == "clean" else views.weak
-        taught, asked = teacher.look(seen.x), student.look(seen.x)
+        taught = teacher.look(seen.x)
+        asked = student.look(seen.x) if settings.query == "student" else taught
         z_t, z_s = normalize(taught.z, dim=1), normalize(asked.z, dim=1)
         pending = bank.exchange(views.ids_u, z_t, taught.logits.sigmoid(), z_s, views.step)
 
