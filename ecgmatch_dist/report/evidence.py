@@ -1,0 +1,214 @@
+"""Tables of how sure one can be: intervals over test recordings, tests over databases and seeds."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ecgmatch_dist.report import names, published
+from ecgmatch_dist.report import statistics as st
+from ecgmatch_dist.report.assess import Assessment
+from ecgmatch_dist.report.render import plain
+from ecgmatch_dist.report.resample import Floats, interval
+from ecgmatch_dist.report.runs import Run
+from ecgmatch_dist.report.studies import Column, Row, Study
+from ecgmatch_dist.report.tables import MISSING, Cell, Lookup, Table, signed
+
+Assessments = dict[str, Assessment]
+
+
+def replicates(runs: tuple[Run, ...], metric: str, assessed: Assessments) -> dict[int, Floats]:
+    """Resampled values of each seed's run that has them."""
+    found = {run.seed: assessed[str(run.folder)].replicates.get(metric) for run in runs if str(run.folder) in assessed}
+    return {seed: values for seed, values in found.items() if values is not None}
+
+
+def intervals(study: Study, assessed: Assessments) -> Table:
+    """95 % intervals of each method's mean over seeds, and of its paired difference from the control."""
+    control = next((row for row in study.rows if row.key == names.CONTROL), None)
+    others = [row for row in study.rows if row != control]
+    blocks = []
+    for metric in names.METRICS:
+        rows: list[list[str | Cell]] = []
+        for row in study.rows:
+            rows.append([row.label, *(mean_cell(study, row, column, metric, assessed) for column in study.columns)])
+        for row in others if control else []:
+            cells = (difference_cell(study, row, control, column, metric, assessed) for column in study.columns)
+            rows.append([f"{control.label} − {row.label}" if control else "", *cells])
+        blocks.append((metric.title, ["Method", *(column.label for column in study.columns)], rows))
+    note = (
+        "In brackets: the central 95 % over resampled test recordings, of the mean over seeds; the choice of seeds is not in it. "
+        "Differences are paired: all methods see the same resamples. Bold: the interval does not contain zero."
+    )
+    return plain(f"intervals-{study.key}", study.title, note, blocks)
+
+
+def mean_cell(study: Study, row: Row, column: Column, metric: names.Metric, assessed: Assessments) -> Cell:
+    runs = study.runs(row, column)
+    drawn = replicates(runs, metric.key, assessed)
+    values = [run.test[metric.key] for run in runs if run.seed in drawn and run.test[metric.key] is not None]
+    if not values:
+        return Cell(MISSING, "missing")
+    low, high = interval(np.mean(list(drawn.values()), axis=0))
+    mean = float(np.mean(values))
+    return Cell(f"{mean:.3f} [{low:.3f}, {high:.3f}]", "value", mean)
+
+
+def difference_cell(
+    study: Study, row: Row, control: Row, column: Column, metric: names.Metric, assessed: Assessments
+) -> Cell:
+    ours, theirs = (replicates(study.runs(r, column), metric.key, assessed) for r in (control, row))
+    seeds = sorted(set(ours) & set(theirs))
+    if not seeds:
+        return Cell(MISSING, "missing")
+    low, high = interval(np.mean([ours[seed] - theirs[seed] for seed in seeds], axis=0))
+    value = {run.seed: run.test[metric.key] for run in study.runs(control, column)}
+    other = {run.seed: run.test[metric.key] for run in study.runs(row, column)}
+    pairs = [value[s] - other[s] for s in seeds if value[s] is not None and other[s] is not None]
+    if not pairs:
+        return Cell(MISSING, "missing")
+    mean = float(np.mean(pairs))
+    return Cell(f"{signed(mean)} [{signed(low)}, {signed(high)}]", "value", mean, strong=low > 0 or high < 0)
+
+
+def complete(study: Study, value: Lookup) -> tuple[list[Row], dict[str, st.Array]]:
+    """Methods with a result on every database, and their values {metric: [N, k]}."""
+
+    def mean(row: Row, column: Column, metric: str) -> float:
+        values = [v for run in study.runs(row, column) if (v := value(run, metric)) is not None]
+        return float(np.mean(values)) if values else np.nan
+
+    table = {m.key: np.array([[mean(r, c, m.key) for r in study.rows] for c in study.columns]) for m in names.METRICS}
+    whole = np.all([np.isfinite(values).all(axis=0) for values in table.values()], axis=0)
+    return [row for row, ok in zip(study.rows, whole, strict=True) if ok], {k: v[:, whole] for k, v in table.items()}
+
+
+def ranked(study: Study, value: Lookup) -> tuple[list[Row], dict[str, st.Friedman]]:
+    """Friedman's test of each metric over the complete methods; empty where there are too few."""
+    rows, values = complete(study, value)
+    if len(rows) < 3 or len(study.columns) < 2:
+        return rows, {}
+    return rows, {m.key: st.friedman(values[m.key], m.greater_is_better) for m in names.METRICS}
+
+
+def friedman_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
+    """F_F of each metric with its critical value, and the paper's for protocols that it has."""
+    k, n = len(rows), len(study.columns)
+    has_paper = study.protocol in ("within", "cross")
+    header = [
+        "Metric",
+        "F_F",
+        "tie-corrected",
+        "critical value",
+        "p",
+        *(["paper prints", "from its tables"] if has_paper else []),
+    ]
+    lines: list[list[str | Cell]] = []
+    for metric in names.METRICS:
+        test = tests[metric.key]
+        line: list[str | Cell] = [metric.label, Cell(f"{test.f:.4f}", "value", test.f, strong=test.rejected)]
+        line += [f"{test.f_tied:.4f}", f"{test.critical:.4f}", probability(test.p)]
+        if has_paper:
+            theirs = st.friedman(published.comparison(study.protocol, metric.key), metric.greater_is_better)
+            line += [
+                Cell(f"{published.printed_f(study.protocol, metric.key):.4f}", "paper"),
+                Cell(f"{theirs.f:.4f}", "paper"),
+            ]
+        lines.append(line)
+    left = [row.label for row in study.rows if row not in rows]
+    note = (
+        f"k = {k} methods, N = {n} databases. Bold: the methods differ (F_F above the critical value of F({k - 1}, {(k - 1) * (n - 1)}) at 0.05). "
+        f"Critical difference of mean ranks: {st.bonferroni_dunn(k, n):.4f} from the control (Bonferroni-Dunn), {st.nemenyi(k, n):.4f} between any two (Nemenyi)."
+    )
+    note += f" Not in it, for want of a result on every database: {', '.join(left)}." if left else ""
+    if has_paper:
+        note += " For the paper's k = 8, N = 4 the critical value is F(7, 21) = 2.4876; it prints 3.2590, which is F(4, 12)."
+    return plain(f"friedman-{study.key}", study.title, note, [("Friedman test", header, lines)])
+
+
+def ranks_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
+    """Mean rank of each method; bold where it is beyond the control's critical difference."""
+    k, n = len(rows), len(study.columns)
+    control = next((i for i, row in enumerate(rows) if row.key == names.CONTROL), None)
+    critical = st.bonferroni_dunn(k, n)
+    lines: list[list[str | Cell]] = []
+    for i, row in enumerate(rows):
+        line: list[str | Cell] = [row.label]
+        for metric in names.METRICS:
+            rank = tests[metric.key].ranks
+            beyond = control is not None and bool(rank[i] - rank[control] >= critical)
+            line.append(Cell(f"{rank[i]:.2f}", "value", float(rank[i]), strong=beyond))
+        lines.append(line)
+    note = "1 is the best." + (
+        f" Bold: worse than {names.method(names.CONTROL)} by the critical difference or more."
+        if control is not None
+        else ""
+    )
+    return plain(
+        f"ranks-{study.key}", study.title, note, [("Mean rank", ["Method", *(m.label for m in names.METRICS)], lines)]
+    )
+
+
+def nemenyi_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
+    """p-values of all pairs, one block a metric."""
+    blocks = []
+    for metric in names.METRICS:
+        p = st.nemenyi_p(tests[metric.key].ranks, len(study.columns))
+        lines: list[list[str | Cell]] = []
+        for i, row in enumerate(rows):
+            cells = [
+                Cell("" if i == j else probability(x), "value", float(x), strong=bool(x < st.ALPHA))
+                for j, x in enumerate(p[i])
+            ]
+            lines.append([row.label, *cells])
+        blocks.append((metric.label, ["Method", *(row.label for row in rows)], lines))
+    note = "Nemenyi's test of all pairs of methods; bold: p < 0.05."
+    return plain(f"nemenyi-{study.key}", study.title, note, blocks)
+
+
+def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
+    """The control against each method over all pairs of equal database and seed, Holm-adjusted over the methods."""
+    control = next((row for row in study.rows if row.key == names.CONTROL), None)
+    others = [row for row in study.rows if row != control]
+    if control is None or not others:
+        return None
+    lines: list[list[str | Cell]] = [[row.label] for row in others]
+    sizes = []
+    for metric in names.METRICS:
+        pairs = [paired(study, control, row, lambda run, key=metric.key: value(run, key)) for row in others]  # type: ignore[misc]
+        raw = [st.wilcoxon(*pair) if len(pair[0]) >= 2 else np.nan for pair in pairs]
+        known = [i for i, p in enumerate(raw) if np.isfinite(p)]
+        adjusted = dict(zip(known, st.holm([raw[i] for i in known]), strict=True))
+        sizes += [len(pair[0]) for pair in pairs]
+        for i, line in enumerate(lines):
+            p = adjusted.get(i)
+            line.append(
+                Cell(MISSING, "missing") if p is None else Cell(probability(p), "value", p, strong=p < st.ALPHA)
+            )
+    note = (
+        f"{control.label} against each method: Wilcoxon's signed-rank test over pairs of the same database and seed ({min(sizes)} to {max(sizes)} pairs), "
+        "Holm-adjusted p. Bold: p < 0.05. Fewer than six pairs cannot reach 0.05; seeds of one database are not independent."
+    )
+    return plain(
+        f"wilcoxon-{study.key}",
+        study.title,
+        note,
+        [("Adjusted p", ["Method", *(m.label for m in names.METRICS)], lines)],
+    )
+
+
+def paired(study: Study, control: Row, other: Row, value: Callable[[Run], float | None]) -> tuple[st.Array, st.Array]:
+    """Values of both methods wherever both have a run of the same database and seed."""
+    ours, theirs = [], []
+    for column in study.columns:
+        first = {run.seed: value(run) for run in study.runs(control, column)}
+        second = {run.seed: value(run) for run in study.runs(other, column)}
+        for seed in sorted(set(first) & set(second)):
+            a, b = first[seed], second[seed]
+            if a is not None and b is not None:
+                ours.append(a)
+                theirs.append(b)
+    return np.array(ours), np.array(theirs)
+
+
+def probability(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
