@@ -96,7 +96,7 @@ class Optim:
     unlabelled_batch: int = 448
     """B_u, global."""
     teacher_momentum: float = 0.999
-    """m of equation 6."""
+    """m of equation 5."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, "optim.lr", self.lr, "greater than 0")

@@ -6,7 +6,7 @@ from torch.nn.functional import normalize
 
 from ecgmatch_dist.bank import MemoryBank
 from ecgmatch_dist.distributed import all_sum
-from ecgmatch_dist.losses import agreement, align, bce, correlation, pseudo_labels
+from ecgmatch_dist.losses import bce, correlation, correlation_alignment, neighbour_agreement, pseudo_labels, total
 from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import ECGMatch as Settings
 from ecgmatch_dist.student import Student
@@ -39,15 +39,15 @@ class ECGMatch:
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
 
         y_u = pseudo_labels(pending.result().p)  # equation 1
-        weights = agreement(y_u) if settings.refine else torch.ones_like(y_u)  # equation 6
+        weights = neighbour_agreement(y_u) if settings.refine else torch.ones_like(y_u)  # equation 6
         loss_b = bce(labelled.logits, views.y_b)
         loss_u = bce(strong.logits, y_u, weights)
         predictions = torch.cat([weak.logits, strong.logits]).sigmoid()
         R_u = correlation(predictions, settings.similarity, reduce=all_sum)
-        loss_f = align(self.R_b, R_u)
+        loss_f = correlation_alignment(self.R_b, R_u)
         self.R_u = R_u.detach()
         return {
-            "loss": loss_b + settings.lambda_u * loss_u + settings.lambda_f * loss_f,
+            "loss": total(loss_b, loss_u, loss_f, settings.lambda_u, settings.lambda_f),
             "loss/b": loss_b,
             "loss/u": loss_u,
             "loss/f": loss_f,

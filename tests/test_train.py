@@ -1,0 +1,214 @@
+"""The loop, end to end on tiny shards: a run's record, resuming to the bit, equality across ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_processes
+from safetensors.torch import load_file
+from shard_factory import CODES, make_shards, random_codes
+
+from ecgmatch_dist.config import Bank, Config, Evaluate, Model, Optim, Runtime
+from ecgmatch_dist.data.splits import make_split
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.distributed import session
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
+from ecgmatch_dist.train import train
+
+STEPS = 12
+
+
+def learnable(codes: list[str], length: int) -> np.ndarray:
+    """Every class is a wave of its own frequency in leads of its own, under noise."""
+    rng = np.random.default_rng(0)
+    t = np.arange(length) / length
+    x = rng.standard_normal((len(codes), 12, length))
+    for i, some in enumerate(codes):
+        for code in some.split():
+            c = CODES.index(code)
+            x[i, 2 * c : 2 * c + 2] += 2 * np.sin(2 * np.pi * (4 + 5 * c) * t + rng.uniform(0, 6.28))
+    return x
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of one database of 200 recordings and its within split."""
+    folder = tmp_path_factory.mktemp("data")
+    codes = random_codes(200)
+    make_shards(folder / "shards", "chapman", 200, 128, codes, signals=learnable(codes, 128), per_shard=64)
+    store = ShardStore(folder / "shards", ["chapman"])
+    make_split(store, "within", 0.2, 20, "ecgmatch5").save(folder / "split.json")
+    return folder
+
+
+def tiny(data: Path, runs: Path, method: MethodConfig | None = None, **changes: Any) -> Config:
+    optim = Optim(steps=STEPS, labelled_batch=8, unlabelled_batch=16)
+    config = Config(
+        split=data / "split.json",
+        shards=str(data / "shards"),
+        runs=runs,
+        method=method or ECGMatch(neighbours=3),
+        model=Model(width=16, heads=2),
+        optim=optim,
+        pretrain=replace(optim, steps=6),
+        evaluate=Evaluate(every=4, batch=32),
+        runtime=Runtime(device="cpu", log_every=2, save_every=5, readers=1, threads=1),
+    )
+    return replace(config, **changes)
+
+
+def run(config: Config) -> Path:
+    with session("cpu") as ranks:
+        return train(config, ranks).path
+
+
+def final_state(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the last checkpoint, and the kept weights."""
+    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    state = {f"best.{k}": v for k, v in load_file(folder / "best.safetensors").items()}
+    for path in sorted(last.glob("*.safetensors")):
+        state |= {f"{path.stem if path.stem == 'state' else 'bank'}.{k}": v for k, v in load_file(path).items()}
+    return state
+
+
+def assert_same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert different == []
+
+
+def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
+    folder = run(tiny(data, tmp_path))
+    assert folder.name == "within-chapman@0.2.s20.ecgmatch"
+    for name in ("config.json", "environment.json", "split.json", "log.txt", "metrics.jsonl", "model_card.md"):
+        assert (folder / name).stat().st_size > 0, name
+    assert list((folder / "tb").glob("events.*"))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["started_from"] == "within-chapman@0.2.s20.supervised"
+    assert result["steps"] == STEPS
+    assert 0 <= result["test"]["map"] <= 1
+    with np.load(folder / "predictions" / "test.npz") as test:
+        split = json.loads((folder / "split.json").read_text())
+        assert test["ids"].tolist() == split["parts"]["test"]
+        assert test["probabilities"].shape == test["labels"].shape == (len(test["ids"]), 5)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    train_records = [r for r in records if r["kind"] == "train"]
+    assert [r["step"] for r in train_records] == list(range(2, STEPS + 1, 2))
+    assert {"loss", "loss/b", "loss/u", "loss/f", "lr", "bank/age", "time/step"} <= train_records[0].keys()
+    validation = [r for r in records if r["kind"] == "validation"]
+    assert [r["step"] for r in validation] == [4, 8, 12]
+    assert {"map", "hidden/pseudo_map", "hidden/own_map", "weight/CD"} <= validation[0].keys()
+
+
+def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny(data, tmp_path, Supervised()).supervised()
+    folder = run(config)
+    before = (folder / "result.json").stat().st_mtime_ns
+    run(config)
+    assert (folder / "result.json").stat().st_mtime_ns == before
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_another_configuration_does_not_enter_the_folder(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, tmp_path, Supervised()).supervised()
+    run(config)
+    with pytest.raises(UserError, match=r"optim\.lr was 0\.03, is 0\.05.*--tag"):
+        run(replace(config, pretrain=replace(config.pretrain, lr=0.05)).supervised())
+
+
+def test_it_learns(data: Path, tmp_path: Path) -> None:
+    optim = Optim(optimizer="adamw", lr=3e-3, encoder_lr_scale=1.0, steps=60, labelled_batch=32, unlabelled_batch=32)
+    config = tiny(data, tmp_path, Supervised(), pretrain=optim, evaluate=Evaluate(every=20, batch=64)).supervised()
+    result = json.loads((run(config) / "result.json").read_text())
+    prevalence = np.mean([values["prevalence"] for values in result["test"]["per_class"].values()])
+    assert result["test"]["map"] > prevalence + 0.2
+
+
+def command(config: Config, ranks: int = 1) -> list[str]:
+    flags = [f"--{name}={value}" for name, value in flatten(config).items()]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *launcher, "-m", "ecgmatch_dist.train", *flags]
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """The command line of the tiny configuration."""
+    optim, pretrain = config.optim, config.pretrain
+    return {
+        "split": config.split,
+        "shards": config.shards,
+        "runs": config.runs,
+        "model.width": 16,
+        "model.heads": 2,
+        "optim.steps": optim.steps,
+        "optim.labelled-batch": optim.labelled_batch,
+        "optim.unlabelled-batch": optim.unlabelled_batch,
+        "pretrain.steps": pretrain.steps,
+        "pretrain.labelled-batch": optim.labelled_batch,
+        "pretrain.unlabelled-batch": optim.unlabelled_batch,
+        "evaluate.every": config.evaluate.every,
+        "evaluate.batch": config.evaluate.batch,
+        "runtime.device": "cpu",
+        "runtime.log-every": 1,
+        "runtime.save-every": config.runtime.save_every,
+        "runtime.threads": 1,
+    }
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes], limit: float = 120) -> None:
+    end = time.time() + limit
+    path = folder / "metrics.jsonl"
+    while time.time() < end:
+        if path.exists() and any(f'"step": {s},' in path.read_text() for s in range(step, step + 20)):
+            return
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached within {limit} s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_resumes_to_the_bit(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    config = tiny(data, tmp_path / "untouched", optim=Optim(steps=40, labelled_batch=8, unlabelled_batch=16))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command(config), check=True, env=environment, capture_output=True)
+    killed = replace(config, runs=tmp_path / "killed")
+    folder = killed.runs / "within-chapman@0.2.s20.ecgmatch"
+    process = subprocess.Popen(command(killed), env=environment, stderr=subprocess.DEVNULL)
+    wait_for_step(folder, 13, process)
+    process.send_signal(number)
+    assert process.wait(60) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+    subprocess.run(command(killed), check=True, env=environment, capture_output=True)
+    assert "resumed at step" in (folder / "log.txt").read_text()
+    assert_same_bits(final_state(config.runs / folder.name), final_state(folder))
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)  # one curve across the restart
+
+
+def _train_on_rank(rank: int, world: int, config: Config) -> None:
+    torch.set_num_threads(1)
+    run(config)
+
+
+@pytest.mark.parametrize("shard_group", ["world", 1])
+def test_two_ranks_are_one(data: Path, tmp_path: Path, shard_group: Any) -> None:
+    runtime = Runtime(device="cpu", precision="fp64", log_every=1, save_every=0)
+    one = tiny(data, tmp_path / "one", runtime=runtime)
+    two = replace(one, runs=tmp_path / "two", bank=Bank(shard_group=shard_group))
+    run(one)
+    run_processes(2, _train_on_rank, two)
+    name = "within-chapman@0.2.s20.ecgmatch"
+    a, b = final_state(one.runs / name), final_state(two.runs / name)
+    for key in a.keys() & b.keys():
+        if not key.startswith("bank."):
+            torch.testing.assert_close(b[key], a[key], rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+    results = [json.loads((runs / name / "result.json").read_text()) for runs in (one.runs, two.runs)]
+    assert results[0]["test"]["map"] == pytest.approx(results[1]["test"]["map"], abs=1e-12)
