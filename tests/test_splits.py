@@ -216,7 +216,7 @@ def test_sizes_of_the_paper_on_real_labels(shared_data: Path) -> None:
     for name, expected in (("georgia", 396), ("ptbxl", 785), ("chapman", 389)):
         part = deal(y[name], "within", 0.05, np.random.RandomState(20), True)
         assert abs((part == 0).sum() - expected) <= 0.03 * expected  # labels go before sizes
-        assert np.abs(y[name][part == 0].mean(0) - y[name].mean(0)).max() < 0.01
+        assert np.abs(y[name][part == 0].mean(0) - y[name].mean(0)).max() < 0.015
 
 
 def test_the_command(root: Path, tmp_path: Path, capsys: Any) -> None:

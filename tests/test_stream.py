@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_factory import make_shards
 from torch.utils.data import DataLoader
+from web_server import Server
 
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite, plain_webdataset, prefetch
@@ -286,3 +287,24 @@ def test_plain_webdataset_refuses_commands_and_pickles(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a shard"):
         list(plain_webdataset(str(tmp_path / "text.tar")))
     assert not marker.exists()
+
+
+def test_remote_shards_in_windows_through_a_small_cache(place: Path, store: ShardStore, tmp_path: Path) -> None:
+    with Server(place) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        size = max(shard.bytes for shard in store.shards)
+        far = ShardStore(server.url, ["chapman", "g12ec"], cache=tmp_path, cache_bytes=4 * size)
+        rows = part(101)
+        with pytest.raises(UserError, match="larger cache or a smaller window"):
+            Stream(far, rows, 10, 3, 0, 1)
+        with pytest.raises(UserError, match="larger cache or a smaller window"):
+            Stream(far, rows, 10, 3, 0, 1, window=3)
+        near = Stream(store, rows, 10, 3, 0, 1, window=2)
+        for g, batch in enumerate(Stream(far, rows, 10, 3, 0, 1, window=2).iterate(0, 10, readers=1, ahead=1)):
+            assert np.array_equal(batch.ids, near.ids(g))
+            assert np.array_equal(batch.x, near[g].x)
+            assert sum(path.stat().st_size for path in (tmp_path / "shards").glob("*.tar")) <= 4 * size
+        fetched = [name for name in server.asked if name.endswith(".tar")]
+        server.shutdown()
+    assert len(set(fetched)) == len(store.shards)
+    assert len(fetched) <= len(store.shards) + 4  # once each, and perhaps the first windows of the next epoch
