@@ -55,6 +55,12 @@ def world(group: Group = None) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    if world() > 1:
+        dist.barrier()
+
+
 def _environment() -> tuple[int, int, int, int]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE as torchrun sets them; (0, 1, 0, 1) where none is set."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -329,13 +335,14 @@ def convert_batchnorm(model: Module, mode: Literal["global", "local"], group: Gr
     return model
 
 
-def data_parallel(model: nn.Module, static_graph: bool = False) -> nn.Module:
+def data_parallel(model: nn.Module, sync_buffers: bool = False) -> nn.Module:
     """The model under DDP, which averages gradients over ranks; itself where there is one rank.
 
-    Buffers are not broadcast: global BatchNorm keeps them equal, and torch 2.13 renamed the switch.
+    `sync_buffers` takes rank 0's BatchNorm statistics at each forward: needed with local BatchNorm only, the global one
+    keeps them equal.
     """
     if world() == 1:
         return model
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    off: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static_graph, **off)
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # torch 2.13
+    switch: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": sync_buffers}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **switch)
