@@ -1,0 +1,202 @@
+"""ECGAugment: the weak view w(x) and the strong view g(x) of a batch of ECGs, drawn for each signal.
+
+A view is drawn from the rows' keys (`draw_*`), then applied in one pass over the batch (`apply_*`): no loop over rows,
+no host synchronisation, x never changed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecgmatch_dist import config, keyed
+
+# The paper's four transformations, in its order.
+DROPOUT, FLIP, SHUFFLE, NOISE = range(4)
+# The fixed sequence to compare with. The paper gives none, only that number and order are fixed; like CLOCS, which it
+# cites for it, ours begins with noise and goes on to what moves the signal. The weak view is the first transformation,
+# the strong view all four.
+SEQUENCE = (NOISE, DROPOUT, FLIP, SHUFFLE)
+# Streams of keyed randomness.
+CHOICE, ORDER, WINDOW_LENGTH, WINDOW_PLACE, LEAD, ELEMENT, SHIFT, GAIN, LOST_COUNT, LOST_ORDER = range(10)
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """How far a mild view goes."""
+
+    window: float
+    """The zeroed window's largest length, as a share of T."""
+    gain: float
+    """Standard deviation of a lead's gain around 1."""
+    noise: float
+    """Standard deviation of the noise."""
+    lost: int
+    """The most leads set to zero."""
+
+
+MILD_WEAK = Magnitude(window=0.25, gain=0.2, noise=0.05, lost=0)
+MILD_STRONG = Magnitude(window=0.5, gain=0.4, noise=0.1, lost=4)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Which of the four transformations each row applies, one after another, and with what."""
+
+    used: Tensor
+    """bool [b, 4]"""
+    order: Tensor
+    """int64 [b, 4]: those used are applied by growing order."""
+    start: Tensor
+    stop: Tensor
+    """int64 [b, 12], or [b, 1] for all leads: signal dropout zeroes the samples start .. stop - 1."""
+    lead: Tensor
+    """int64 [b, 12]: after the shuffle, place v holds lead[v]."""
+    noise: Tensor
+    """float32 [b, 12, T], standard normal, as it lies in the result: flip and shuffle do not move it."""
+    sigma: float
+    """Standard deviation of the noise."""
+
+
+@dataclass(frozen=True)
+class Mild:
+    """Circular shift, gain, noise, a zeroed window and lost leads of each row, applied in this order."""
+
+    shift: Tensor
+    """int64 [b]"""
+    gain: Tensor
+    """float32 [b, 12]"""
+    noise: Tensor
+    """float32 [b, 12, T]"""
+    start: Tensor
+    stop: Tensor
+    """int64 [b, 12]; all of a lost lead."""
+
+
+class ECGAugment:
+    """The views of a run's settings. The same keys give the same view, whatever the batch."""
+
+    def __init__(self, settings: config.Augment) -> None:
+        self.settings = settings
+
+    def weak(self, x: Tensor, keys: Tensor, batch_key: Tensor | None = None) -> Tensor:
+        """w(x): x [b, 12, T], keys int64 [b] -> [b, 12, T]. Granularity `batch` needs `keyed.batch_key` too."""
+        return self._view(x, keys, batch_key, strong=False)
+
+    def strong(self, x: Tensor, keys: Tensor, batch_key: Tensor | None = None) -> Tensor:
+        """g(x), as `weak`."""
+        return self._view(x, keys, batch_key, strong=True)
+
+    def _view(self, x: Tensor, keys: Tensor, batch_key: Tensor | None, *, strong: bool) -> Tensor:
+        choice = keys
+        if self.settings.granularity == "batch":
+            assert batch_key is not None, "views drawn once a batch need the batch's key"
+            choice = batch_key.expand(len(keys))
+        # Only the noise is drawn for each row in both granularities.
+        noise = keyed.normal(keys, x[0].numel(), ELEMENT).view(x.shape)
+        if self.settings.pipeline == "mild":
+            return apply_mild(x, draw_mild(choice, noise, MILD_STRONG if strong else MILD_WEAK))
+        return apply_queue(x, draw_queue(self.settings, choice, noise, strong=strong))
+
+
+def draw_queue(settings: config.Augment, keys: Tensor, noise: Tensor, *, strong: bool) -> Queue:
+    """Draw the queues of ECGAugment or of the fixed sequence: keys [b], standard normal noise [b, 12, T]."""
+    leads, length = noise.shape[1:]
+    if settings.pipeline == "sequential":
+        used, order = _fixed_queue(keys, strong=strong)
+    else:
+        # Strong: the different ones among four draws with replacement, in random order. Weak: one draw.
+        draws = keyed.integers(keys, 4 if strong else 1, 4, CHOICE)
+        used = (draws[:, :, None] == torch.arange(4, device=keys.device)).any(dim=1)
+        order = keyed.permutation(keys, 4, ORDER)
+    windows = leads if settings.dropout_window == "per_lead" else 1
+    half = keyed.integers(keys, windows, length // 2, WINDOW_LENGTH)
+    start = keyed.integers(keys, windows, length - 2 * half, WINDOW_PLACE)
+    return Queue(
+        used=used,
+        order=order,
+        start=start,
+        stop=start + 2 * half,
+        lead=keyed.permutation(keys, leads, LEAD),
+        noise=noise,
+        sigma=settings.noise_strong if strong else settings.noise_weak,
+    )
+
+
+def _fixed_queue(keys: Tensor, *, strong: bool) -> tuple[Tensor, Tensor]:
+    """`used` and `order` of the fixed sequence: all of it, or its first transformation."""
+    transformation = torch.arange(4, device=keys.device).expand(len(keys), 4)
+    order = sum((transformation == k) * place for place, k in enumerate(SEQUENCE))
+    assert isinstance(order, Tensor)
+    return (order >= 0 if strong else order == 0), order
+
+
+def apply_queue(x: Tensor, queue: Queue) -> Tensor:
+    """The result of each row's queue: x [b, 12, T] -> [b, 12, T].
+
+    Any queue comes to one move of leads and time, one zeroed window and one noise. A flip or shuffle that follows the
+    dropout moves its window; noise that the dropout follows is zeroed with the signal.
+    """
+    leads, length = x.shape[1:]
+    used, order = queue.used, queue.order
+
+    def before(first: int, second: int) -> Tensor:
+        """Does the first of two used transformations come before the second: bool [b, 1]."""
+        return (used[:, first] & used[:, second] & (order[:, first] < order[:, second]))[:, None]
+
+    start, stop = queue.start, torch.where(used[:, DROPOUT, None], queue.stop, queue.start)
+    turned = before(DROPOUT, FLIP)
+    start, stop = torch.where(turned, length - stop, start), torch.where(turned, length - start, stop)
+    unmoved = torch.arange(leads, device=x.device)
+    if start.shape[1] == leads:
+        lead = torch.where(before(DROPOUT, SHUFFLE), queue.lead, unmoved)
+        start, stop = start.gather(1, lead), stop.gather(1, lead)
+    kept = _outside(start, stop, length, x.dtype)
+    sigma = used[:, NOISE, None, None].to(x.dtype) * queue.sigma
+    sigma = torch.where(before(NOISE, DROPOUT)[:, :, None], sigma * kept, sigma)
+
+    lead = torch.where(used[:, SHUFFLE, None], queue.lead, unmoved)
+    t = torch.arange(length, device=x.device)
+    t = torch.where(used[:, FLIP, None], length - 1 - t, t)
+    # Multiplication and addition apart: fused, they would round differently at the end of a block of the batch.
+    return _move(x, lead, t).mul_(kept).add_(queue.noise.to(x.dtype) * sigma)
+
+
+def draw_mild(keys: Tensor, noise: Tensor, magnitude: Magnitude) -> Mild:
+    """Draw a view that keeps the diagnosis: keys [b], standard normal noise [b, 12, T]."""
+    leads, length = noise.shape[1:]
+    size = keyed.integers(keys, 1, int(magnitude.window * length) + 1, WINDOW_LENGTH)
+    start = keyed.integers(keys, 1, length - size + 1, WINDOW_PLACE)
+    rank = keyed.permutation(keys, leads, LOST_ORDER)
+    lost = rank < keyed.integers(keys, 1, magnitude.lost + 1, LOST_COUNT)
+    return Mild(
+        shift=keyed.integers(keys, 1, length, SHIFT)[:, 0],
+        gain=1 + magnitude.gain * keyed.normal(keys, leads, GAIN),
+        noise=noise * magnitude.noise,
+        start=torch.where(lost, 0, start),
+        stop=torch.where(lost, length, start + size),
+    )
+
+
+def apply_mild(x: Tensor, view: Mild) -> Tensor:
+    """x [b, 12, T] -> [b, 12, T]."""
+    length = x.shape[-1]
+    t = (torch.arange(length, device=x.device) + view.shift[:, None]) % length
+    out = x.gather(2, t[:, None].expand(x.shape))
+    out.mul_(view.gain.to(x.dtype)[:, :, None]).add_(view.noise.to(x.dtype))
+    return out.mul_(_outside(view.start, view.stop, length, x.dtype))
+
+
+def _move(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
+    """A new tensor of x[i, lead[i, v], t[i, s]]: x [b, 12, T], lead [b, 12], t [b, T]."""
+    b, leads, length = x.shape
+    # Whole leads, then samples: on a CPU three times as fast as one gather of both.
+    row = torch.arange(b, device=x.device)[:, None] * leads + lead
+    moved = x.reshape(b * leads, length).index_select(0, row.flatten()).view(x.shape)
+    return moved.gather(2, t[:, None].expand(x.shape))
+
+
+def _outside(start: Tensor, stop: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """0 for start <= t < stop, 1 elsewhere: start, stop int64 [b, v] -> [b, v, T]."""
+    t = torch.arange(length, device=start.device)
+    return ((t < start[:, :, None]) | (t >= stop[:, :, None])).to(dtype)
