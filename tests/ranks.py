@@ -90,11 +90,11 @@ def run_processes(world: int, fn: Callable[..., Any], *args: Any, timeout: float
     """Results in rank order of fn(rank, world, *args), each rank a process with gloo over a file store.
 
     fn is a function at the top of a test module; its arguments and result are pickled. Processes come from a fork
-    server that has imported torch, so that a rank starts in a fraction of a second. The first rank that fails ends the
-    others.
+    server that has imported what takes long, so that a rank starts in a fraction of a second. The first rank that fails
+    ends the others.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [

@@ -1,0 +1,72 @@
+"""Predictions of a whole part of the split: each rank computes its share, every rank receives everything."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ecgmatch_dist.data.stream import FiniteBatch
+from ecgmatch_dist.distributed import all_gather, gather_uneven
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of all n recordings of a part, in the order of the split; the same on every rank."""
+
+    labels: NDArray[np.uint8]
+    """[n, C]"""
+    probabilities: NDArray[np.floating[Any]]
+    """[n, C]"""
+    features: NDArray[np.floating[Any]]
+    """z, [n, D]"""
+
+
+@torch.no_grad()
+def predict_share(
+    model: nn.Module, batches: Iterable[FiniteBatch], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """This rank's recordings, without padding -> ids [m], probabilities and features side by side [m, C + D].
+
+    In eval mode, which leaves the model as it was; a share without recordings gives [0] and [0, 0].
+    """
+    training = model.training
+    model.eval()
+    ids, rows = [], []
+    try:
+        for batch in batches:
+            if batch.valid.any():
+                x = torch.from_numpy(batch.x[batch.valid]).to(device, non_blocking=True).to(dtype)
+                z, logits = model(x)
+                ids.append(torch.from_numpy(batch.ids[batch.valid]))
+                rows.append(torch.cat([logits.sigmoid(), z], 1))
+    finally:
+        model.train(training)
+    if not rows:
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, 0, dtype=dtype, device=device)
+    return torch.cat(ids).to(device), torch.cat(rows)
+
+
+def predict(
+    model: nn.Module,
+    batches: Iterable[FiniteBatch],
+    labels: NDArray[np.uint8],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Predictions:
+    """Every rank's share of a finite pass, gathered. `labels` [n, C] of the whole part, by id.
+
+    Shares may have any sizes, none included, as long as each recording is in exactly one.
+    """
+    ids, rows = predict_share(model, batches, device, dtype)
+    width = int(all_gather(torch.tensor(rows.shape[1], device=device)).max())  # a rank without rows does not know it
+    ids = gather_uneven(ids, name="evaluate")
+    rows = gather_uneven(rows.reshape(-1, width), name="evaluate")
+    ids, order = ids.sort()
+    n, classes = labels.shape
+    assert torch.equal(ids.cpu(), torch.arange(n)), f"{len(ids)} predictions of {n} recordings, or not each one once"
+    table = rows[order].cpu().numpy()
+    return Predictions(labels, table[:, :classes], table[:, classes:])
