@@ -244,7 +244,8 @@ class ExactSearch:
 
 def check_faiss() -> None:
     """Refuse two builds of Faiss: they overwrite each other's files, and what remains crashes or computes nonsense."""
-    owners = sorted(set(importlib.metadata.packages_distributions().get("faiss", [])))
+    builds = [build for build in importlib.metadata.distributions() if (build.name or "").lower().startswith("faiss")]
+    owners = sorted({build.name for build in builds if any(path.parts[0] == "faiss" for path in build.files or ())})
     if len(owners) > 1:
         keep = next((name for name in owners if "gpu" in name), owners[0])
         raise UserError(
