@@ -93,7 +93,7 @@ class ECGAugment:
             assert batch_key is not None, "views drawn once a batch need the batch's key"
             choice = batch_key.expand(len(keys))
         # Only the noise is drawn for each row in both granularities.
-        noise = keyed.normal(keys, x[0].numel(), ELEMENT).view(x.shape)
+        noise = keyed.normal(keys, x.shape[1] * x.shape[2], ELEMENT).view(x.shape)
         if self.settings.pipeline == "mild":
             return apply_mild(x, draw_mild(choice, noise, MILD_STRONG if strong else MILD_WEAK))
         return apply_queue(x, draw_queue(self.settings, choice, noise, strong=strong))

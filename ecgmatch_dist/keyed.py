@@ -1,7 +1,7 @@
 """Counter-based randomness: a draw is a pure function of (seed, step, view, row, stream, position).
 
 No generator and no state: a row gets the same numbers on every rank, device and in every batching, and a resumed run
-needs nothing but its step. Streams already taken: 0-15 augment, 16 model.
+needs nothing but its step. Streams: 0-15 augment, 16 model, 17-31 methods.
 """
 
 import math

@@ -10,7 +10,7 @@ from ecgmatch_dist.student import autocast
 
 
 class Teacher:
-    """Starts as a copy of the student; after each step its weights become m teacher + (1 - m) student."""
+    """M_t. Starts as a copy of the student; after each step its weights become m teacher + (1 - m) student."""
 
     def __init__(self, student: nn.Module, momentum: float, precision: str = "fp32") -> None:
         self.module = copy.deepcopy(student).eval().requires_grad_(False)
@@ -26,7 +26,7 @@ class Teacher:
 
     @torch.no_grad()
     def look(self, x: Tensor) -> Output:
-        """Features and logits of x [b, 12, T]."""
+        """Features and logits of x [b, 12, T], in the precision of x."""
         with autocast(x.device, self.precision):
             z, logits = self.module(x)
         return Output(z.to(x.dtype), logits.to(x.dtype))

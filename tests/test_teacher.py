@@ -50,7 +50,19 @@ def test_teacher_is_a_separate_frozen_copy():
     memory = {p.data_ptr() for p in (*student.parameters(), *student.buffers())}
     assert memory.isdisjoint(p.data_ptr() for p in (*teacher.module.parameters(), *teacher.module.buffers()))
     x = torch.randn(2, LEADS, 64)
-    assert torch.equal(teacher.module(x).z, student.eval()(x).z)
+    look, own = teacher.look(x), student.eval()(x)
+    assert torch.equal(look.z, own.z)
+    assert torch.equal(look.logits, own.logits)
+    assert not look.z.requires_grad
+
+
+def test_look_in_bf16_returns_the_precision_of_the_signal():
+    student = build_model(5, SMALL, 0)
+    x = torch.randn(2, LEADS, 64)
+    full, half = Teacher(student, 0.5).look(x), Teacher(student, 0.5, "bf16").look(x)
+    assert half.z.dtype == half.logits.dtype == torch.float32
+    assert not torch.equal(full.z, half.z)
+    torch.testing.assert_close(full.z, half.z, rtol=0.1, atol=0.05)
 
 
 def test_saved_and_loaded_teacher_goes_on_to_the_bit():
