@@ -23,7 +23,7 @@ def toward(heart: Heart, directions: list[list[float]]) -> Array:
 
 def atrial_fibrillation(heart: Heart, s: float) -> None:
     heart.rate = float(np.clip(heart.rng.normal(88, 20), 55, 150))
-    heart.fibrillation, heart.irregularity = 0.025 + 0.075 * s, 0.13 + 0.14 * s
+    heart.fibrillation, heart.irregularity = 0.03 + 0.09 * s, 0.13 + 0.15 * s
     heart.atrial_hz = heart.rng.uniform(5.2, 7.6)
 
 
@@ -41,7 +41,7 @@ def sinus_tachycardia(heart: Heart, s: float) -> None:
 
 
 def sinus_arrhythmia(heart: Heart, s: float) -> None:
-    heart.breathing = 0.08 + 0.17 * s
+    heart.breathing = 0.065 + 0.17 * s
 
 
 def pacing(heart: Heart, s: float) -> None:
@@ -56,7 +56,7 @@ def pacing(heart: Heart, s: float) -> None:
 
 
 def first_degree_block(heart: Heart, s: float) -> None:
-    heart.waves[[P1, P2], 0] = [-0.228 - 0.11 * s, -0.204 - 0.11 * s]
+    heart.waves[[P1, P2], 0] = [-0.212 - 0.12 * s, -0.188 - 0.12 * s]
 
 
 def second_degree_block(heart: Heart, s: float) -> None:
@@ -70,7 +70,7 @@ def left_bundle_block(heart: Heart, s: float) -> None:
     w[Q, XYZ] = [0.15 * s, 0.05, 0.20 * s]  # the septum is activated from the right: no q in V6, little r in V1
     w[R, XYZ] = np.array([0.90, 0.35, 0.55]) * heart.rng.normal(1, 0.1, 3)
     w[S, :2] = [0.035, 0.018]
-    w[S, XYZ] = [0.25, 0.05, 0.60]
+    w[S, XYZ] = [0.50, 0.10, 0.60]
     w[LATE] = [0.062 + 0.012 * s, 0.018, 0.45 + 0.45 * s, 0.10, 0.45 + 0.2 * s]
     w[ST, XYZ] = np.array([-0.09, -0.02, -0.14]) * (0.4 + s)  # repolarisation opposes the slow QRS
     w[T_WAVE, XYZ] = np.array([-0.17, -0.05, -0.19]) * (0.3 + s)
@@ -82,13 +82,13 @@ def incomplete_left_bundle_block(heart: Heart, s: float) -> None:
 
 def right_bundle_block(heart: Heart, s: float) -> None:
     w = heart.waves
-    w[LATE] = [0.052 + 0.014 * s, 0.017 + 0.006 * s, *(np.array([-0.55, -0.02, -0.72]) * (0.55 + 0.6 * s))]
+    w[LATE] = [0.052 + 0.014 * s, 0.017 + 0.006 * s, *(np.array([-0.55, -0.02, -0.72]) * (0.4 + 0.7 * s))]
     w[T_WAVE, 4] += 0.05 + 0.16 * s
     w[ST:, 0] += 0.03
 
 
 def incomplete_right_bundle_block(heart: Heart, s: float) -> None:
-    heart.waves[LATE] = [0.044, 0.011, *(np.array([-0.35, -0.02, -0.6]) * (0.35 + 0.5 * s))]
+    heart.waves[LATE] = [0.044, 0.011, *(np.array([-0.35, -0.02, -0.6]) * (0.2 + 0.55 * s))]
 
 
 def anterior_fascicular_block(heart: Heart, s: float) -> None:
@@ -97,13 +97,13 @@ def anterior_fascicular_block(heart: Heart, s: float) -> None:
 
 
 def wide_qrs(heart: Heart, s: float) -> None:
-    heart.widen(1.3 + 0.5 * s)
+    heart.widen(1.22 + 0.5 * s)
     heart.waves[LATE] = [0.06, 0.016, *heart.rng.normal(0, 0.12 + 0.15 * s, 3)]
 
 
 def preexcitation(heart: Heart, s: float) -> None:
     heart.waves[[P1, P2], 0] += 0.03
-    heart.waves[ONSET] = [-0.042, 0.016, *(heart.waves[R, XYZ] * (0.2 + 0.3 * s))]
+    heart.waves[ONSET] = [-0.034, 0.017, *(heart.waves[R, XYZ] * (0.2 + 0.3 * s))]
     heart.waves[Q, XYZ] *= 0.3
     heart.waves[T_WAVE, XYZ] *= 0.7 - 0.9 * s
 
@@ -112,43 +112,45 @@ def preexcitation(heart: Heart, s: float) -> None:
 
 
 def t_wave_abnormal(heart: Heart, s: float) -> None:
-    heart.waves[T_WAVE, XYZ] *= 0.42 - 0.75 * s  # from flat to inverted
+    heart.waves[T_WAVE, XYZ] *= 0.55 - 0.85 * s  # from flat to inverted
 
 
 def t_wave_inversion(heart: Heart, s: float) -> None:
     region = toward(heart, [[1.0, 0.3, 0.2], [0.4, 0.1, -1.0], [0.1, 1.0, 0.0]])  # lateral, anterior, inferior
-    heart.waves[T_WAVE, XYZ] -= region * (0.16 + 0.22 * s) + 0.5 * heart.waves[T_WAVE, XYZ]
+    heart.waves[T_WAVE, XYZ] -= region * (0.12 + 0.24 * s) + 0.4 * heart.waves[T_WAVE, XYZ]
 
 
 def st_depression(heart: Heart, s: float) -> None:
-    heart.waves[ST, XYZ] -= toward(heart, [[1.0, 0.5, -0.5], [0.6, 0.3, -1.0]]) * (0.07 + 0.16 * s)
+    heart.waves[ST, :2] = [0.115, 0.042]
+    heart.waves[ST, XYZ] -= toward(heart, [[1.0, 0.5, -0.5], [0.6, 0.3, -1.0]]) * (0.05 + 0.17 * s)
     heart.waves[T1, XYZ] *= 0.6
 
 
 def st_elevation(heart: Heart, s: float) -> None:
-    region = toward(heart, [[0.3, 0.0, -1.0], [-0.2, 1.0, 0.0], [1.0, 0.0, -0.2]]) * (0.09 + 0.22 * s)
+    region = toward(heart, [[0.3, 0.0, -1.0], [-0.2, 1.0, 0.0], [1.0, 0.0, -0.2]]) * (0.07 + 0.22 * s)
+    heart.waves[ST, :2] = [0.12, 0.048]
     heart.waves[ST, XYZ] += region
     heart.waves[T_WAVE, XYZ] += 0.5 * region
 
 
 def lateral_ischaemia(heart: Heart, s: float) -> None:
     heart.waves[ST, 2] -= 0.04 + 0.10 * s
-    heart.waves[T_WAVE, 2] = 0.04 - 0.26 * s
+    heart.waves[T_WAVE, 2] = 0.08 - 0.28 * s
 
 
 def inferior_ischaemia(heart: Heart, s: float) -> None:
     heart.waves[ST, 3] -= 0.04 + 0.09 * s
-    heart.waves[T_WAVE, 3] = 0.02 - 0.22 * s
+    heart.waves[T_WAVE, 3] = 0.04 - 0.22 * s
 
 
 def nonspecific_st(heart: Heart, s: float) -> None:
     direction = heart.rng.normal(0, 1, 3)
-    heart.waves[ST, XYZ] += direction / np.linalg.norm(direction) * (0.05 + 0.09 * s)
-    heart.waves[T_WAVE, XYZ] *= 0.75 - 0.4 * s
+    heart.waves[ST, XYZ] += direction / np.linalg.norm(direction) * (0.035 + 0.10 * s)
+    heart.waves[T_WAVE, XYZ] *= 0.8 - 0.4 * s
 
 
 def long_qt(heart: Heart, s: float) -> None:
-    heart.qt = 1.12 + 0.22 * s
+    heart.qt = 1.10 + 0.22 * s
 
 
 # Ectopy, axis, voltage
@@ -164,7 +166,7 @@ def right_axis(heart: Heart, s: float) -> None:
 
 
 def low_voltage(heart: Heart, s: float) -> None:
-    heart.waves[QRS, XYZ] *= 0.5 - 0.25 * s
+    heart.waves[QRS, XYZ] *= 0.55 - 0.28 * s
     heart.waves[ST:, XYZ] *= 0.8 - 0.2 * s
 
 
@@ -178,7 +180,7 @@ def premature_ventricular(heart: Heart, s: float) -> None:
 
 def q_waves(heart: Heart, s: float) -> None:
     old_scar = toward(heart, [[0.1, -1.0, 0.1], [-0.2, 0.0, 1.0], [-1.0, 0.0, 0.2]])  # inferior, anteroseptal, lateral
-    heart.waves[Q] = [-0.028, 0.012, *(old_scar * (0.35 + 0.45 * s))]
+    heart.waves[Q] = [-0.028, 0.012, *(old_scar * (0.25 + 0.5 * s))]
 
 
 def poor_progression(heart: Heart, s: float) -> None:

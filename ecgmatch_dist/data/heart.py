@@ -91,15 +91,15 @@ def healthy(rng: np.random.Generator, fast: float = 0.0) -> Heart:
     """A normal heart: sinus rhythm at 60 to 100 (`fast` is added to the mean), all inside the norms."""
     waves = HEALTHY.copy()
     waves[:, 1] *= rng.normal(1, 0.06, 10).clip(0.85, 1.15)
-    waves[:, XYZ] *= rng.lognormal(0, 0.12, (10, 1)) * rng.normal(1, 0.08, (10, 3))
-    waves[P1 : P2 + 1, 0] += rng.uniform(-0.015, 0.022)
-    waves[QRS, :2] *= rng.uniform(0.88, 1.12)
-    waves[T_WAVE, XYZ] *= rng.lognormal(0, 0.22)
-    waves[ST, XYZ] += rng.normal(0, 0.012, 3)
+    waves[:, XYZ] *= rng.lognormal(0, 0.17, (10, 1)) * rng.normal(1, 0.08, (10, 3))
+    waves[P1 : P2 + 1, 0] += rng.uniform(-0.024, 0.022)
+    waves[QRS, :2] *= rng.uniform(0.86, 1.16)
+    waves[T_WAVE, XYZ] *= rng.lognormal(0, 0.3)
+    waves[ST, XYZ] += rng.normal(0, 0.018, 3)
     heart = Heart(rng, waves, rate=float(np.clip(rng.normal(74 + fast, 10), 60.5, 99.5)))
-    heart.breathing, heart.qt = rng.uniform(0.005, 0.05), rng.normal(1, 0.035)
-    heart.set_axis(float(np.clip(rng.normal(48, 24), -18, 86)))
-    heart.rotate(float(rng.normal(0, 14)), T_WAVE)
+    heart.breathing, heart.qt = rng.uniform(0.005, 0.05), rng.normal(1, 0.045)
+    heart.set_axis(float(np.clip(rng.normal(45, 30), -28, 89)))
+    heart.rotate(float(rng.normal(0, 18)), T_WAVE)
     turn = np.deg2rad(rng.normal(0, 12))  # the heart lies differently in each chest: shifts the precordial transition
     x, z = waves[:, 2].copy(), waves[:, 4].copy()
     waves[:, 2], waves[:, 4] = x * np.cos(turn) - z * np.sin(turn), x * np.sin(turn) + z * np.cos(turn)
@@ -155,11 +155,11 @@ def beat_shapes(heart: Heart) -> Array:
     shapes[PREMATURE, [P1, P2], 0] += 0.02
     shapes[DROPPED, ONSET:, XYZ] = 0
     focus = rng.normal(0, 1, 3)
-    focus *= rng.uniform(1.3, 2.2) / np.linalg.norm(focus)
+    focus *= rng.uniform(1.0, 1.9) / np.linalg.norm(focus)
     wide = shapes[VENTRICULAR]
     wide[:, XYZ] = 0
     wide[R] = [0.0, rng.uniform(0.022, 0.032), *focus]
-    wide[S] = [0.055, 0.026, *(0.35 * focus + rng.normal(0, 0.25, 3))]
+    wide[S] = [0.055, 0.026, *(0.4 * focus + rng.normal(0, 0.35, 3))]
     wide[ST] = [0.13, 0.04, *(-0.1 * focus)]
     wide[T1] = [0.27, 0.055, *(-0.32 * focus)]
     return shapes

@@ -68,7 +68,7 @@ DATABASES = (
         | {"SB": 41, "STach": 30, "AF": 14, "SA": 11, "AFL": 4}
         | {"TAb": 27, "NSSTTA": 22, "LQT": 16, "STIAb": 10, "LIs": 10, "TInv": 9, "IIs": 5, "STE": 2}
         | {"PAC": 35, "LAD": 26, "QAb": 13, "VPB": 12, "LQRSV": 11, "RAD": 3},
-        seconds=(5.0, 10.0), mains=(60.0, 0.02), wander=0.12, muscle=0.016, motion=0.15, gain=0.95, placement=0.2,
+        seconds=(5.0, 10.0), mains=(60.0, 0.02), wander=0.12, muscle=0.022, motion=0.25, gain=0.95, placement=0.2,
         spread=0.3, step=4.88, age=(61.0, 15.0),
     ),
     Database(
@@ -78,7 +78,7 @@ DATABASES = (
         | {"AF": 36, "STach": 20, "SA": 19, "SB": 15, "PR": 8, "AFL": 2}
         | {"TAb": 44, "STD": 19, "STC": 14, "NSSTTA": 7, "TInv": 6, "IIs": 4, "LIs": 3, "LQT": 2, "STE": 1}
         | {"LAD": 45, "VEsB": 22, "QAb": 12, "PAC": 8, "RAD": 5, "LQRSV": 5, "SVPB": 3},
-        wander=0.06, muscle=0.010, motion=0.08, gain=1.0, step=5.0, age=(61.0, 17.0),
+        wander=0.06, muscle=0.012, motion=0.12, gain=1.0, step=5.0, age=(61.0, 17.0),
     ),
     Database(
         "ningbo", "training/ningbo", "JS{:05d}", 10647, True,
@@ -87,7 +87,7 @@ DATABASES = (
         | {"SB": 45, "STach": 27, "AFL": 16, "SA": 10, "PR": 2}
         | {"TAb": 37, "STC": 25, "TInv": 19, "STD": 10, "STIAb": 6, "LQT": 3}
         | {"PAC": 29, "LAD": 21, "PVC": 17, "LQRSV": 10, "QAb": 9, "RAD": 8, "PRWP": 6},
-        wander=0.03, muscle=0.022, motion=0.05, loose=0.08, gain=0.85, placement=-0.3, spread=0.25, step=4.88, fast=3.0,
+        wander=0.03, muscle=0.028, motion=0.08, loose=0.08, gain=0.85, placement=-0.3, spread=0.25, step=4.88, fast=3.0,
         age=(56.0, 20.0),
     ),
     Database(
@@ -97,7 +97,7 @@ DATABASES = (
         | {"SB": 51, "AF": 23, "STach": 20, "AFL": 6}
         | {"TAb": 49, "NSSTTA": 30, "STD": 10, "STE": 5, "TInv": 4, "LQT": 2}
         | {"LAD": 23, "VPB": 18, "PAC": 16, "LQRSV": 15, "QAb": 14, "RAD": 14},
-        wander=0.04, muscle=0.012, motion=0.05, loose=0.01, gain=1.1, placement=-0.1, step=4.88, age=(59.0, 17.0),
+        wander=0.04, muscle=0.016, motion=0.08, loose=0.01, gain=1.1, placement=-0.1, step=4.88, age=(59.0, 17.0),
     ),
 )  # fmt: skip
 
@@ -111,6 +111,14 @@ class Recording:
     codes: tuple[str, ...]
     age: str
     sex: str
+
+
+def class_set(database: Database, index: int, seed: int) -> int:
+    """Classes of recording `index`, as bits."""
+    # Steps of the golden ratio fill [0, 1) evenly: any number of recordings has nearly the mix of the table.
+    offset = np.random.default_rng([seed, DATABASES.index(database)]).random()
+    u = (offset + index * 0.6180339887498949) % 1
+    return int(np.searchsorted(np.cumsum(database.mix) / sum(database.mix), u, side="right"))
 
 
 def draw_findings(database: Database, classes: int, rng: np.random.Generator) -> list[str]:
@@ -170,14 +178,11 @@ def twelve_leads(eight: Array, step: float) -> NDArray[np.int16]:
 def make_recording(database: Database, index: int, seed: int) -> Recording:
     """Recording `index` of a database: depends on nothing but its arguments."""
     rng = np.random.default_rng([seed, DATABASES.index(database), index])
-    # Steps of the golden ratio fill [0, 1) evenly: any number of recordings has the mix of the table.
-    offset = np.random.default_rng([seed, DATABASES.index(database)]).random()
-    u = (offset + index * 0.6180339887498949) % 1
-    classes = int(np.searchsorted(np.cumsum(database.mix) / sum(database.mix), u, side="right"))
+    classes = class_set(database, index, seed)
     names = draw_findings(database, classes, rng)
     heart = healthy(rng, database.fast)
     for name in names:
-        FINDINGS[name][1](heart, float(rng.beta(1.5, 1.3)))
+        FINDINGS[name][1](heart, float(rng.beta(1.1, 1.6)))
     codes = [FINDINGS[name][0] for name in names]
     if not classes & 2 and (not classes or rng.random() < 0.6):
         codes.append(SINUS_RHYTHM)
