@@ -1,0 +1,77 @@
+"""`ecgmatch bench NAME`: measured side by side, in one run, with what one would use instead."""
+
+import importlib
+import json
+import pkgutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from ecgmatch_dist.errors import UserError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of a benchmark: ours against another way to the same end; both in `unit`, both medians."""
+
+    what: str
+    other: str
+    ours_value: float
+    other_value: float
+    unit: str
+    ratio: float
+    """Above 1: ours is better."""
+    note: str = ""
+
+
+def main(args: list[str]) -> None:
+    """The first word says which benchmark, the rest are its options."""
+    known = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: ecgmatch bench NAME ...   (ecgmatch bench NAME --help tells more)\n\n  {' '.join(known)}")
+        return
+    if args[0] not in known:
+        raise UserError(f"no benchmark `{args[0]}`: there are {', '.join(known)}")
+    module = importlib.import_module(f"ecgmatch_dist.bench.{args[0]}")
+    tyro.cli(module.main, prog=f"ecgmatch bench {args[0]}", args=args[1:])
+
+
+def interleave(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each way. They take turns, so that a slow moment meets all; the first turn only warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def faster(what: str, other: str, count: int, ours: float, theirs: float, note: str = "") -> Comparison:
+    """Both did `count` things, in so many seconds."""
+    return Comparison(what, other, count / ours, count / theirs, "1/s", theirs / ours, note)
+
+
+def show(title: str, rows: list[Comparison], to: Path | None) -> None:
+    """A table on the screen, and JSON in a file if one is named."""
+    table = Table(title=title, title_justify="left")
+    for name in ("what", "ours", "instead", "theirs", "ratio"):
+        table.add_column(name, justify="left" if name in ("what", "instead") else "right")
+    for row in rows:
+        values = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (row.ours_value, row.other_value)]
+        ours, theirs = (f"{value} {row.unit}" for value in values)
+        table.add_row(row.what, ours, row.other, theirs, f"{row.ratio:.2f}")
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"{row.what}: {row.note}", highlight=False)
+    if to is not None:
+        to.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

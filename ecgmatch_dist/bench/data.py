@@ -1,0 +1,186 @@
+"""The data path: preprocessing, reading and memory, against the official recipe, webdataset and wfdb."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import webdataset
+import wfdb
+from numpy.typing import NDArray
+from scipy.signal import butter, filtfilt
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from ecgmatch_dist.bench import Comparison, faster, interleave, show
+from ecgmatch_dist.data.databases import load_recipe
+from ecgmatch_dist.data.manifest import read_dataset, read_manifest
+from ecgmatch_dist.data.records import RecordRef, Rejected, find_records, read_recording
+from ecgmatch_dist.data.shards import build
+from ecgmatch_dist.data.signals import Preprocess, pad_or_crop, preprocess
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.data.synthetic import make_databases
+from ecgmatch_dist.errors import UserError
+
+BATCH = 64
+TIMES = 8  # the larger database of the measurement of memory
+
+
+def official_recipe(signal: NDArray[np.float32], rate: float, settings: Preprocess) -> NDArray[np.float32]:
+    """[12, n] -> [12, length] lead by lead: filtfilt of a Butterworth band-pass, StandardScaler, zeros at the end."""
+    b, a = butter(settings.order, (settings.low, settings.high), "bandpass", fs=rate)
+    leads = [StandardScaler().fit_transform(filtfilt(b, a, lead)[:, None])[:, 0] for lead in signal]
+    return pad_or_crop(np.stack(leads), settings.length).astype(np.float32)
+
+
+def bench_preprocessing(refs: list[RecordRef], repeats: int) -> Comparison:
+    """From signals in memory to the arrays of the shards, on one core."""
+    recordings = []
+    for ref in refs:
+        try:
+            recordings.append(read_recording(ref))
+        except Rejected:
+            continue
+    settings = Preprocess(rate=round(recordings[0].rate))
+    recordings = [r for r in recordings if r.rate == settings.rate]
+
+    def ours() -> None:
+        for r in recordings:
+            preprocess(r.signal, r.rate, settings)
+
+    def official() -> None:
+        for r in recordings:
+            official_recipe(r.signal, r.rate, settings)
+
+    with threadpool_limits(1):
+        seconds = interleave({"ours": ours, "official": official}, repeats)
+    other = "filtfilt, StandardScaler by lead"
+    return faster("preprocessing, one core", other, len(recordings), seconds["ours"], seconds["official"])
+
+
+def bench_reading(shards: Path, database: str, refs: list[RecordRef], repeats: int) -> list[Comparison]:
+    """All recordings of the shards once: batches in random order, one thread, against two readers in sequence."""
+    store = ShardStore(shards, [database])
+    stream = Stream(store, np.arange(len(store)), min(BATCH, len(store)), 0, 0, 1)
+    urls = [str(shards / database / shard.name) for shard in store.shards]
+    batches = -(-len(store) // stream.batch)
+    few = refs[: min(len(refs), 64)]
+
+    def ours() -> None:
+        for g in range(batches):
+            stream[g]
+
+    def in_sequence() -> None:
+        for _ in webdataset.WebDataset(urls, shardshuffle=False).decode():
+            pass
+
+    def one_by_one() -> None:
+        for ref in few:
+            wfdb.rdsamp(str(ref.path))
+
+    with threadpool_limits(1):
+        seconds = interleave({"ours": ours, "webdataset": in_sequence, "wfdb": one_by_one}, repeats)
+    mine = seconds["ours"] / (batches * stream.batch)
+    what = f"random batches of {stream.batch}, one thread"
+    return [
+        faster(what, "webdataset in sequence", 1, mine, seconds["webdataset"] / len(store)),
+        faster(what, "wfdb.rdsamp", 1, mine, seconds["wfdb"] / len(few)),
+    ]
+
+
+def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
+    """A database of `times` as many recordings without as many bytes: the same shards under other names."""
+    small, large = shards / database, out / database
+    large.mkdir(parents=True)
+    dataset, manifest = read_dataset(small), read_manifest(small)
+    lines, listed = [], []
+    for i in range(times):
+        rename = f"copy{i}-"
+        copy = manifest.assign(row=manifest["row"] + i * len(manifest), key=rename + manifest["key"])
+        lines.append(
+            copy.assign(shard=rename + manifest["shard"]).to_csv(index=False, header=not i, lineterminator="\n")
+        )
+        for shard in dataset["shards"]:
+            os.link(small / shard["name"], large / f"{rename}{shard['name']}")
+            listed.append({**shard, "name": f"{rename}{shard['name']}"})
+    text = "".join(lines)
+    (large / "manifest.csv").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    changed = {"recordings": len(manifest) * times, "shards": listed, "manifest_sha256": digest}
+    (large / "dataset.json").write_text(json.dumps({**dataset, **changed}))
+
+
+def peak_memory(root: Path, database: str) -> tuple[float, float]:
+    """MiB that a rank holds at most beyond its imports, and MiB of the database, measured in a process of its own."""
+    command = [sys.executable, "-m", "ecgmatch_dist.bench.data", str(root), database]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UserError(f"the measurement of memory failed: {result.stderr.strip().splitlines()[-1]}")
+    peak, size = result.stdout.split()
+    return float(peak), float(size)
+
+
+def measure_memory(root: str, database: str) -> None:
+    """What `peak_memory` starts: a number of batches of a stream, then this process's own high-water mark."""
+
+    def high_water() -> int:
+        # Not getrusage: its maximum is inherited from the process that started this one.
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert match
+        return int(match[1])
+
+    before = high_water()
+    store = ShardStore(root, [database])
+    stream = Stream(store, np.arange(len(store)), BATCH, 0, 0, 1)
+    for batch in stream.iterate(0, 50, readers=2, ahead=4):
+        batch.x.max()
+    print((high_water() - before) / 1024, len(store) * 12 * store.length * 2 / 2**20)
+
+
+def bench_memory(shards: Path, database: str, work: Path) -> Comparison:
+    enlarge(shards, database, work / "large", TIMES)
+    (small, small_size), (large, large_size) = (peak_memory(root, database) for root in (shards, work / "large"))
+    batches = 6 * BATCH * 12 * ShardStore(shards, [database]).length * 2 / 2**20
+    note = (
+        f"the databases are of {small_size:,.0f} and {large_size:,.0f} MiB, six batches of {BATCH} of {batches:.0f} MiB"
+    )
+    other = f"{TIMES} times the database"
+    return Comparison("peak memory of a rank", other, small, large, "MiB", small / large, note)
+
+
+def main(
+    raw: Path | None = None, recipe: str = "chapman", recordings: int = 256, repeats: int = 7, json: Path | None = None
+) -> None:
+    """Preprocessing, reading and memory of the data path, against what one would use instead.
+
+    Args:
+        raw: Recordings to measure with, as for `ecgmatch shards build`; default: synthetic ones.
+        recipe: Recipe of the database in raw.
+        recordings: Synthetic recordings to make.
+        repeats: Turns of each measurement; the median counts.
+        json: File for the numbers.
+    """
+    if repeats < 1 or recordings < BATCH:
+        raise UserError(f"--repeats {repeats} --recordings {recordings}: at least 1 and {BATCH}")
+    database = load_recipe(recipe)
+    with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
+        work = Path(folder)
+        if raw is None:
+            make_databases(work / "raw", recordings, databases=[database.database], quiet=True)
+            raw = work / "raw"
+        refs = find_records(database, raw)
+        build(database, raw, work / "shards", Preprocess(), workers=1, shard_size=max(1, len(refs) // 4))
+        rows = [bench_preprocessing(refs[:64], repeats)]
+        rows += bench_reading(work / "shards", database.database, refs, repeats)
+        rows.append(bench_memory(work / "shards", database.database, work))
+    show(f"data path, {len(refs)} recordings, medians of {repeats} turns, files in the page cache", rows, json)
+
+
+if __name__ == "__main__":
+    measure_memory(*sys.argv[1:])
