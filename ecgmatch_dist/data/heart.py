@@ -172,7 +172,7 @@ def atrial_track(heart: Heart, n: int, rate: int) -> Array:
         phase = 2 * np.pi * (heart.atrial_hz * t + rng.random())
         saw = np.sin(phase) + np.sin(2 * phase) / 2 + np.sin(3 * phase) / 3
         return np.asarray(heart.flutter * np.outer([0.1, -0.7, -0.45], saw))
-    slow = [np.sin(2 * np.pi * (f * t + p)) for f, p in zip(rng.uniform(0.2, 1.6, 4), rng.random(4), strict=True)]
+    slow = [np.sin(2 * np.pi * (f * t + p)) for f, p in zip(rng.uniform(0.2, 1.1, 4), rng.random(4), strict=True)]
     phase = 2 * np.pi * heart.atrial_hz * t + 1.6 * slow[0] + 0.9 * slow[1]
     wave = (np.sin(phase) + 0.4 * np.sin(2 * phase + 1.0)) * (1 + 0.45 * slow[2] + 0.3 * slow[3])
     return np.asarray(heart.fibrillation * np.outer([0.15, 0.45, -0.8], wave))
