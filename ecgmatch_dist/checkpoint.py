@@ -110,7 +110,9 @@ class Checkpointer:
         self._meet()
         if self.rank == 0:
             sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-            write_json(unfinished / "state.json", {"step": step, "fits": self.fits, "files": sizes, "counters": counters})
+            write_json(
+                unfinished / "state.json", {"step": step, "fits": self.fits, "files": sizes, "counters": counters}
+            )
             shutil.rmtree(final, ignore_errors=True)
             unfinished.rename(final)
             sync_folder(self.folder)

@@ -37,7 +37,9 @@ def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None
     train = ["-m", "ecgmatch_dist.train", "--preset", "demo", "--split", split, "--shards", shards, "--runs", runs]
     run([*torchrun, *train])
     ecgmatch("report", runs, "--out", report)
-    print(f"\nFinished in {time.time() - begin:.0f} s. Open {report / 'index.html'}, or watch: ecgmatch monitor --runs {runs}")
+    print(
+        f"\nFinished in {time.time() - begin:.0f} s. Open {report / 'index.html'}, or watch: ecgmatch monitor --runs {runs}"
+    )
 
 
 def ecgmatch(*args: object) -> None:

@@ -179,7 +179,8 @@ class Job:
 
     def load_best(self) -> None:
         barrier()
-        self.kept.load_state_dict(load_file(self.folder.path / "best.safetensors"))
+        missing = self.kept.load_state_dict(load_file(self.folder.path / "best.safetensors"), strict=False)
+        assert all(name.startswith("auxiliary.") for name in missing.missing_keys), missing
 
     def result(self, reason: str, measured: dict[str, Any]) -> dict[str, Any]:
         """What result.json holds."""
@@ -208,14 +209,11 @@ class Job:
             **measured,
         }
 
-    def fill_bank(self) -> None:
-        """The banks before the first step: the starting weights' features and predictions of the signals themselves."""
-        if self.bank is None:
-            return
-        for batch in finite(self.store, self.rows["unlabelled"], self.config.evaluate.batch, self.ranks.rank, self.ranks.world):
-            ids = torch.from_numpy(np.where(batch.valid, batch.ids, -1)).to(self.ranks.device)
-            output = self.student.look(torch.from_numpy(batch.x).to(self.ranks.device).to(self.dtype))
-            self.bank.fill(ids, torch.nn.functional.normalize(output.z, dim=1), output.logits.sigmoid())
+    def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every unlabelled signal once; see `methods.base.Pass`."""
+        share = (self.ranks.rank, self.ranks.world)
+        for batch in finite(self.store, self.rows["unlabelled"], self.config.evaluate.batch, *share):
+            yield self.to_device(Batch(batch.ids, batch.x))
 
 
 def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: RunFolder | None) -> Job:
@@ -233,12 +231,15 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     model = build_model(len(load_scheme(split.scheme).short), config.model, seed)
     if start is not None:
         model.load_state_dict(load_file(start.path / "best.safetensors"))
-    model = convert_batchnorm(model.to(ranks.device, dtype), config.runtime.batchnorm)
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
-    method = build_method(config, y_b)
+    method = build_method(config, y_b, len(rows["unlabelled"]), seed)
+    model.auxiliary = method.auxiliary
+    model = convert_batchnorm(model.to(ranks.device, dtype), config.runtime.batchnorm)
     share = (ranks.rank, ranks.world)
     n_b, n_u = len(rows["labelled"]), len(rows["unlabelled"])
-    labelled = Stream(Loaded(store, rows["labelled"]), np.arange(n_b), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+    labelled = Stream(
+        Loaded(store, rows["labelled"]), np.arange(n_b), config.optim.labelled_batch, 4 * seed + LABELLED, *share
+    )
     unlabelled, bank = None, None
     if method.uses_unlabelled:
         unlabelled = Stream(store, rows["unlabelled"], config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
@@ -248,12 +249,13 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
             rows=n_u,
             dim=config.model.width,
             classes=y_b.shape[1],
-            k=config.method.neighbours,
+            k=config.method.neighbours,  # type: ignore[union-attr]  # whoever uses the bank has it
             batch=config.optim.unlabelled_batch,
             shard_group=resolve_shard_group(config.bank.shard_group, ranks.world, ranks.local_world),
             backend=config.bank.backend,
             device=ranks.device,
             overlap=config.bank.overlap,
+            timeout_minutes=config.runtime.timeout_minutes,
         )
         monitor.say(bank.describe())
     return Job(
@@ -276,7 +278,9 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         method=method,
         optimizer=build_optimizer(config.optim, model),
         monitor=monitor,
-        checkpointer=Checkpointer(folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}),
+        checkpointer=Checkpointer(
+            folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}
+        ),
         diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
         dtype=dtype,
         start=start.path.name if start else None,

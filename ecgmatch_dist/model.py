@@ -80,6 +80,7 @@ class AttentionCNN(nn.Module):
         self.attention = SelfAttention(width, heads)
         self.bottleneck = nn.Linear(width, width)
         self.classifier = nn.Linear(width, classes)
+        self.auxiliary: nn.Module | None = None  # heads of a method that needs more than one; learns with this network
         for parameter in self.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
@@ -102,13 +103,14 @@ class AttentionCNN(nn.Module):
         return chain.from_iterable(part.parameters() for part in parts)
 
     def head_parameters(self) -> Iterator[nn.Parameter]:
-        """Bottleneck and classifier."""
-        return chain(self.bottleneck.parameters(), self.classifier.parameters())
+        """Bottleneck, classifier and what a method adds."""
+        auxiliary = self.auxiliary.parameters() if self.auxiliary is not None else ()
+        return chain(self.bottleneck.parameters(), self.classifier.parameters(), auxiliary)
 
 
-def keyed_dropout(x: Tensor, keys: Tensor, probability: float) -> Tensor:
+def keyed_dropout(x: Tensor, keys: Tensor, probability: float, stream: int = DROPOUT_STREAM) -> Tensor:
     """Dropout with the mask from each row's key: x [b, ...], keys [b] -> like x, expectation kept."""
-    draws = keyed.uniform(keys, x[0].numel(), DROPOUT_STREAM).view(x.shape)
+    draws = keyed.uniform(keys, x[0].numel(), stream).view(x.shape)
     return x * (draws >= probability).to(x.dtype).div_(1 - probability)
 
 

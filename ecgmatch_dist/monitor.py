@@ -54,7 +54,12 @@ class Monitor:
         # purge_step hides what an interrupted run wrote beyond its last checkpoint: one curve across restarts.
         self.board = SummaryWriter(str(self.folder / "tb"), purge_step=step + 1)
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
             self.task = self.progress.add_task(self.title, total=self.steps, completed=step, note="")
             self.progress.start()
@@ -65,7 +70,9 @@ class Monitor:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         print(f"{stamp}  {text}", file=self.log, flush=True)
-        (self.progress.console if self.progress else self.console).print(f"{self.title}: {text}", highlight=False, markup=False)
+        (self.progress.console if self.progress else self.console).print(
+            f"{self.title}: {text}", highlight=False, markup=False
+        )
 
     def scalars(self, step: int, kind: str, values: dict[str, float]) -> None:
         """The numbers of a step, by name, to TensorBoard and the JSON lines."""
@@ -88,7 +95,9 @@ class Monitor:
         elif step % 100 == 0:
             self.console.print(f"{self.title}: step {step}/{self.steps}  {note}", highlight=False, markup=False)
 
-    def curves(self, step: int, classes: list[str], labels: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> None:
+    def curves(
+        self, step: int, classes: list[str], labels: NDArray[np.uint8], probabilities: NDArray[np.float32]
+    ) -> None:
         """Precision-recall curve of each class."""
         if self.active:
             for c, name in enumerate(classes):
@@ -119,7 +128,15 @@ class Monitor:
             axis.set_xticks(range(len(classes)), classes, rotation=45)
             axis.set_yticks(range(len(classes)), classes)
             for i, j in np.ndindex(*values.shape):
-                axis.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color="w" if values[i, j] < 0.6 else "k", fontsize=7)
+                axis.text(
+                    j,
+                    i,
+                    f"{values[i, j]:.2f}",
+                    ha="center",
+                    va="center",
+                    color="w" if values[i, j] < 0.6 else "k",
+                    fontsize=7,
+                )
         self.board.add_figure("correlation", figure, step)
 
     def close(self) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ecgmatch_dist.config import Augment, Bank, Config, Evaluate, Model, Optim
-from ecgmatch_dist.methods.configs import ECGMatch
+from ecgmatch_dist.config import Augment, Config
 
 
 def paper() -> Config:

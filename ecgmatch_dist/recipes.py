@@ -1,4 +1,4 @@
-"""Where the files lie that people edit: `shards/`, `launch/`, `slurm/` of the repository, or their copy in an installed wheel."""
+"""Where the files lie that people edit: `shards/`, `launch/`, `slurm/` of the repository, or their copy in a wheel."""
 
 from pathlib import Path
 

@@ -23,7 +23,18 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.files import write_atomic, write_json, write_text
 
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pandas", "webdataset", "wfdb", "faiss-cpu", "faiss-gpu", "submitit")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pandas",
+    "webdataset",
+    "wfdb",
+    "faiss-cpu",
+    "faiss-gpu",
+    "submitit",
+)
 
 
 def environment(world_size: int) -> dict[str, Any]:
@@ -35,7 +46,9 @@ def environment(world_size: int) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     here = Path(__file__).parent
-    git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    git = subprocess.run(
+        ["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [platform.machine()]
     return {
         "version": __version__,
@@ -85,7 +98,8 @@ class RunFolder:
 
     def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
         """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        state = {name: t for name, t in model.state_dict().items() if not name.startswith("auxiliary.")}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {name: json.dumps(value) for name, value in facts.items()}
         write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
 
@@ -97,7 +111,7 @@ class RunFolder:
 
         def write(path: Path) -> None:
             with path.open("wb") as file:
-                np.savez(file, **arrays)
+                np.savez(file, allow_pickle=False, **arrays)
 
         write_atomic(folder / f"{part}.npz", write)
 
@@ -126,6 +140,8 @@ def model_card(result: dict[str, Any]) -> str:
         for name, v in test["per_class"].items()
         if name not in test["absent"]
     )
+    names = ("map", "macro_auc", "macro_gbeta", "ranking_loss", "hamming_loss", "coverage")
+    values = " | ".join(f"{test[name]:.3f}" for name in names)
     return f"""# {result["name"]}
 
 Multi-label 12-lead ECG classifier ({", ".join(result["classes"])}), trained with {result["method"]} on
@@ -135,7 +151,7 @@ the validation part. The test part chose nothing.
 
 | test | MAP | macro AUC | macro G-beta | ranking loss | Hamming loss | coverage |
 | --- | --- | --- | --- | --- | --- | --- |
-| | {test["map"]:.3f} | {test["macro_auc"]:.3f} | {test["macro_gbeta"]:.3f} | {test["ranking_loss"]:.3f} | {test["hamming_loss"]:.3f} | {test["coverage"]:.3f} |
+| | {values} |
 
 | class | AP | AUC | recall | precision | threshold |
 | --- | --- | --- | --- | --- | --- |

@@ -10,13 +10,11 @@ from ecgmatch_dist.model import AttentionCNN
 
 def learning_rate(optim: Optim, step: int) -> float:
     """The rate of step `step` (from 0): lr (1 + 10 i/E)^-0.75, where the paper prints the exponent with the other sign."""
-    progress = step / optim.steps
+    progress, rate = step / optim.steps, optim.lr
     if optim.schedule == "power":
-        rate = optim.lr * (1 + 10 * progress) ** -0.75
+        rate *= math.pow(1 + 10 * progress, -0.75)
     elif optim.schedule == "cosine":
-        rate = optim.lr * 0.5 * (1 + math.cos(math.pi * progress))
-    else:
-        rate = optim.lr
+        rate *= 0.5 * (1 + math.cos(math.pi * progress))
     return rate * min(1.0, (step + 1) / optim.warmup) if optim.warmup else rate
 
 

@@ -1,14 +1,15 @@
 """The trained network: one training forward a step, through DDP, and a look in eval mode for the bank's queries."""
 
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
+from ecgmatch_dist.distributed import data_parallel
 from ecgmatch_dist.model import Output
+
+Mode = Literal["eval", "dropout", "batch"]
 
 
 class HasKeys(Protocol):
@@ -31,11 +32,8 @@ class Student:
     def __init__(self, model: nn.Module, precision: str, batchnorm: str = "global", compile_: bool = False) -> None:
         self.model, self.precision = model, precision
         self.device = next(model.parameters()).device
-        forward: nn.Module = model
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            # Buffers need a broadcast only with local BatchNorm: statistics over all ranks are equal already.
-            local = batchnorm == "local"
-            forward = DistributedDataParallel(model, broadcast_buffers=local, gradient_as_bucket_view=True)
+        # Buffers need a broadcast only with local BatchNorm: statistics over all ranks are equal already.
+        forward = data_parallel(model, sync_buffers=batchnorm == "local")
         self.forward = torch.compile(forward) if compile_ else forward
 
     def __call__(self, *views: HasKeys) -> list[Output]:
@@ -47,10 +45,20 @@ class Student:
         return [Output(z_part, logits_part) for z_part, logits_part in pairs]
 
     @torch.no_grad()
-    def look(self, x: Tensor) -> Output:
-        """Features and logits in eval mode, without gradient."""
-        self.model.eval()
-        with autocast(self.device, self.precision):
-            z, logits = self.model(x)
-        self.model.train()
+    def look(self, x: Tensor, keys: Tensor | None = None, mode: Mode = "eval") -> Output:
+        """Features and logits without gradient: in eval mode; with dropout, as UPS asks; or with the batch's own BatchNorm
+        statistics, which are not recorded, as MixMatch asks."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        self.model.train(mode == "batch")
+        self.model.training = mode != "eval"  # the network itself applies the dropout, its parts are BatchNorm
+        for norm in norms:
+            norm.momentum = 0.0
+        try:
+            with autocast(self.device, self.precision):
+                z, logits = self.model(x, keys)
+        finally:
+            self.model.train()
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
         return Output(z.to(x.dtype), logits.to(x.dtype))

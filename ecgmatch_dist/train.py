@@ -46,6 +46,7 @@ def fit(job: Job, interrupt: Interrupt) -> str:
         views = job.views(labelled, unlabelled, job.step)
 
         # the method: for ECGMatch, the teacher fills the bank and the student asks it for neighbours
+        job.method.prepare(job.step, job.student, job.bank, job.unlabelled_pass)
         losses = job.method.losses(views, job.student, job.teacher, job.bank)
 
         # the step
@@ -66,7 +67,7 @@ def fit(job: Job, interrupt: Interrupt) -> str:
 
         # validation: keep the best model, count the checks without a better one
         last = job.step == config.optim.steps
-        if due(job.step, config.evaluate.every) or last:
+        if (due(job.step, config.evaluate.every) and job.step > job.method.counts_from) or last:
             validate(job, views)
 
         # what must survive
@@ -132,7 +133,9 @@ def finish(job: Job, reason: str) -> None:
     if job.ranks.main:
         job.folder.finish(job.result(reason, measured))
     test = measured["test"]
-    job.monitor.say(f"finished ({reason}) after {job.seconds:.0f} s: test MAP {test['map']:.4f}, macro AUC {test['macro_auc']:.4f}")
+    job.monitor.say(
+        f"finished ({reason}) after {job.seconds:.0f} s: test MAP {test['map']:.4f}, macro AUC {test['macro_auc']:.4f}"
+    )
 
 
 def train(config: Config, ranks: Ranks) -> RunFolder:
@@ -155,8 +158,6 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     job.monitor.start(job.step)
     if resumed:
         job.monitor.say(f"resumed at step {job.step}")
-    else:
-        job.fill_bank()
     interrupt = Interrupt()
     try:
         reason = job.ended() or fit(job, interrupt)

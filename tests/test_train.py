@@ -209,6 +209,8 @@ def test_two_ranks_are_one(data: Path, tmp_path: Path, shard_group: Any) -> None
     a, b = final_state(one.runs / name), final_state(two.runs / name)
     for key in a.keys() & b.keys():
         if not key.startswith("bank."):
-            torch.testing.assert_close(b[key], a[key], rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+            torch.testing.assert_close(
+                b[key], a[key], rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}"
+            )
     results = [json.loads((runs / name / "result.json").read_text()) for runs in (one.runs, two.runs)]
     assert results[0]["test"]["map"] == pytest.approx(results[1]["test"]["map"], abs=1e-12)

@@ -3,11 +3,12 @@
 Legend: B labelled rows, U unlabelled rows (this rank's share of the global batches), V = 12 leads, T samples, C classes.
 """
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecgmatch_dist import keyed
 from ecgmatch_dist.augment import ECGAugment
@@ -23,6 +24,10 @@ class View(NamedTuple):
     keys: Tensor  # [b]
 
 
+Pass = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+"""One pass over the unlabelled part: this rank's ids [b] (-1: padding) and signals [b, V, T], equally often on all ranks."""
+
+
 class Views:
     """The labelled and unlabelled batch of a step, and the views of them that a method asks for, each made once.
 
@@ -30,7 +35,15 @@ class Views:
     """
 
     def __init__(
-        self, x_b: Tensor, y_b: Tensor, ids_b: Tensor, x_u: Tensor, ids_u: Tensor, augment: ECGAugment, seed: int, step: int
+        self,
+        x_b: Tensor,
+        y_b: Tensor,
+        ids_b: Tensor,
+        x_u: Tensor,
+        ids_u: Tensor,
+        augment: ECGAugment,
+        seed: int,
+        step: int,
     ) -> None:
         self.x_b, self.y_b, self.ids_b = x_b, y_b, ids_b  # [B, V, T], [B, C], [B]
         self.x_u, self.ids_u = x_u, ids_u  # [U, V, T], [U]
@@ -81,11 +94,37 @@ class Method(Protocol):
 
     uses_unlabelled: bool
     uses_bank: bool
+    counts_from: int
+    """Validations before this step choose nothing and count for nothing."""
+    auxiliary: nn.Module | None
+    """What is trained with the network and discarded after training."""
 
-    def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]: ...
+    def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
+        """Called before every step: for what needs a look at the whole unlabelled part."""
+        ...
+
+    def losses(
+        self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None
+    ) -> dict[str, Tensor]: ...
 
     def state_dict(self) -> dict[str, Tensor]:
         """What must survive a restart beside the networks and the bank; the same on every rank."""
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+class Simple:
+    """What most methods have in common: nothing to prepare, nothing to remember, every validation counts."""
+
+    counts_from = 0
+    auxiliary: nn.Module | None = None
+
+    def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        assert not state

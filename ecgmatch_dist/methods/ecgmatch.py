@@ -2,18 +2,17 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ecgmatch_dist.bank import MemoryBank
 from ecgmatch_dist.distributed import all_sum
 from ecgmatch_dist.losses import bce, correlation, correlation_alignment, neighbour_agreement, pseudo_labels, total
-from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.base import Pass, Simple, Views
 from ecgmatch_dist.methods.configs import ECGMatch as Settings
 from ecgmatch_dist.student import Student
 from ecgmatch_dist.teacher import Teacher
 
 
-class ECGMatch:
+class ECGMatch(Simple):
     """The paper's method. `labels` [N_B, C] is the whole labelled set: its correlation R_b is computed once (equation 9)."""
 
     uses_unlabelled = True
@@ -24,6 +23,14 @@ class ECGMatch:
         self.R_b = correlation(labels, settings.similarity)
         self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for the eye
 
+    def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
+        """Before the first step, fill the banks with the starting weights' view of the signals themselves."""
+        if step == 0:
+            assert bank is not None
+            for ids, x in unlabelled():
+                seen = student.look(x)
+                bank.fill(ids, seen.z, seen.logits.sigmoid())
+
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         assert bank is not None
         settings = self.settings
@@ -33,8 +40,7 @@ class ECGMatch:
         seen = views.clean if self.bank_view == "clean" else views.weak
         taught = teacher.look(seen.x)
         asked = student.look(seen.x) if settings.query == "student" else taught
-        z_t, z_s = normalize(taught.z, dim=1), normalize(asked.z, dim=1)
-        pending = bank.exchange(views.ids_u, z_t, taught.logits.sigmoid(), z_s, views.step)
+        pending = bank.exchange(views.ids_u, taught.z, taught.logits.sigmoid(), asked.z, views.step)
 
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
 
@@ -55,9 +61,3 @@ class ECGMatch:
             "weights": weights,
             "predictions": asked.logits.sigmoid(),
         }
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        assert not state

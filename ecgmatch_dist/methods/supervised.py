@@ -4,12 +4,12 @@ from torch import Tensor
 
 from ecgmatch_dist.bank import MemoryBank
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.base import Simple, Views
 from ecgmatch_dist.student import Student
 from ecgmatch_dist.teacher import Teacher
 
 
-class Supervised:
+class Supervised(Simple):
     """Equation 3 on weak views of the labelled batch. No unlabelled signal passes through the network."""
 
     uses_unlabelled = False
@@ -19,9 +19,3 @@ class Supervised:
         (labelled,) = student(views.labelled)
         loss_b = bce(labelled.logits, views.y_b)
         return {"loss": loss_b, "loss/b": loss_b}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        assert not state
