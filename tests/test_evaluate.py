@@ -20,7 +20,7 @@ CLASSES = ["a", "b", "c"]
 
 
 class Toy(nn.Module):
-    """BatchNorm and dropout: in training mode its predictions would depend on the batch."""
+    """BatchNorm and dropout: in training mode its predictions would depend on the batch. Refuses an empty one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +28,7 @@ class Toy(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Output:
+        assert len(x) > 0
         z = self.body(x).flatten(1)
         return Output(z, self.head(z))
 

@@ -82,6 +82,11 @@ def test_correlation_by_hand() -> None:
     torch.testing.assert_close(losses.correlation(Y, "euclidean"), torch.tensor(expected))
 
 
+def test_correlation_is_clipped() -> None:
+    opposite = torch.tensor([[1.0, -1.0], [0.5, -0.5]])
+    assert losses.correlation(opposite)[0, 1] == 0
+
+
 def slow_correlation(p: np.ndarray, similarity: str) -> np.ndarray:
     """Two columns at a time, from the definitions."""
     r = np.zeros((p.shape[1], p.shape[1]))
