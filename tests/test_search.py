@@ -169,9 +169,11 @@ def test_reduced_matmul_precision_is_allowed_for(monkeypatch: pytest.MonkeyPatch
         q, z = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (q, z))  # 10 bits of mantissa
         return (q @ z.T).topk(m, 1)
 
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    z, q = points("clustered", 3000, 16), points("clustered", 50, 16, seed=1)
+    noise = points("random", 3050, 16, seed=1)
+    z, q = normalise(points("random", 1, 16) + 0.05 * noise).split([3000, 50])
     truth = reference_search(q, z, 5)
+    assert not same(exact_search(q, z, 5, coarse), truth)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert same(exact_search(q, z, 5, coarse), truth)
 
 
@@ -320,7 +322,9 @@ def test_ivf_is_built_anew_when_lists_are_uneven() -> None:
     index.search(z[:4], z, 3)
     assert index.index is first  # looked at only every second time
     index.search(z[:4], z, 3)
+    assert index.name == "faiss-ivf"
     assert index.index is not first
+    assert index.imbalance() < 8
 
 
 def test_ivf_on_tiny_banks() -> None:
