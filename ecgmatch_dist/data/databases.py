@@ -1,7 +1,8 @@
-"""Databases as recipes: one TOML file in `shards/` says where the recordings lie, where labels come from, what to expect."""
+"""Databases as recipes: one TOML file in `shards/` says where recordings and labels lie and what to expect of them."""
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ def _parse(table: dict[str, Any], path: Path) -> Recipe:
         scheme = str(path.parent / scheme)
     recipe = Recipe(
         **{key: table[key] for key in ("database", "title", "url", "licence", "unlabelled") if key in table},
-        **{key: _strings(table[key], key, path) for key in ("folders", "files") if key in table},
+        folders=_strings(table.get("folders", Recipe.folders), "folders", path),
+        files=_strings(table.get("files", Recipe.files), "files", path),
         rename=tuple(_pair(pair, path) for pair in table.get("rename", ())),
         scheme=scheme,
         labels=source,
@@ -122,7 +124,7 @@ def _parse(table: dict[str, Any], path: Path) -> Recipe:
     return recipe
 
 
-def _strings(values: list[object], key: str, path: Path) -> tuple[str, ...]:
+def _strings(values: Sequence[object], key: str, path: Path) -> tuple[str, ...]:
     if not all(isinstance(value, str) for value in values):
         raise UserError(f"{path}: `{key}` must be a list of strings, not {values!r}")
     return tuple(str(value) for value in values)

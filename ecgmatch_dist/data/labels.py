@@ -16,7 +16,7 @@ from ecgmatch_dist.errors import UserError
 
 @dataclass(frozen=True)
 class LabelScheme:
-    """C classes. A recording belongs to each class of which it has a code; to class `normal` only if it has no other code."""
+    """C classes. A recording is of each class of which it has a code; of class `normal` only with no other."""
 
     name: str
     classes: tuple[str, ...]

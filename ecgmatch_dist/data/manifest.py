@@ -1,4 +1,4 @@
-"""The table of a database's shards: reading `manifest.csv` and `dataset.json`, and writing files so that none is ever half there."""
+"""What describes a database's shards: `manifest.csv` and `dataset.json`; and writing files, whole or not at all."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Recordings on disk: finding them, and reading one as twelve standard leads in mV with its codes, patient, age and sex.
+"""Recordings on disk: finding them, and reading one as twelve standard leads in mV with codes, patient, age and sex.
 
 wfdb reads; as its header parser takes ten times as long as the samples, headers that differ only in name, first
 values and checksums are parsed once, and plain 16-bit signal files are read with numpy (the same values, tested)."""
@@ -6,7 +6,6 @@ values and checksums are parsed once, and plain 16-bit signal files are read wit
 import csv
 import json
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,14 +15,17 @@ from typing import Any
 import numpy as np
 import wfdb
 from numpy.typing import NDArray
-from wfdb.io.header import parse_header_content, rx_record
+from wfdb.io.header import HeaderSyntaxError, parse_header_content, rx_record
 
 from ecgmatch_dist.data.databases import LabelSource, Recipe
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.signals import LEADS as LEADS
 from ecgmatch_dist.errors import UserError
 
-MILLIVOLTS = {"mv": 1.0, "uv": 1e-3, "μv": 1e-3, "v": 1e3}
+MILLIVOLTS = {"mv": 1.0, "uv": 1e-3, "v": 1e3}
+SIGNAL_FIELDS = (
+    "file_name", "fmt", "samps_per_frame", "skew", "byte_offset", "adc_gain", "baseline", "units", "sig_name",
+)  # fmt: skip
 MISSING = -(2**15)
 """The sample value of format 16 that stands for "no value"."""
 
@@ -120,7 +122,7 @@ def _read_signal(path: Path, lines: Sequence[str]) -> tuple[float, NDArray[np.fl
     match = rx_record.match(lines[0]) if lines else None
     if match is None or match["n_seg"] or len(lines) != int(match["n_sig"]) + 1:
         raise Rejected("header", "not a single-segment WFDB header with one line a lead")
-    fields = _signal_fields(tuple(_without_values(line, match["record_name"]) for line in lines[1:]))
+    fields = _signal_fields(path, match["record_name"], lines[1:])
     order = _standard_order(fields["sig_name"])
     units = [str(fields["units"][v]).lower() for v in order]
     if not MILLIVOLTS.keys() >= set(units):
@@ -148,19 +150,21 @@ def _without_values(line: str, record: str) -> str:
     return " ".join(["~" + dot + suffix if stem == record else words[0], *words[1:]])
 
 
-@lru_cache(maxsize=4096)
-def _signal_fields(lines: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Fields of the signal lines as wfdb parses them."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "r.hea").write_text("\n".join([f"r {len(lines)} 1 1", *lines]) + "\n")
+_parsed: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+
+
+def _signal_fields(path: Path, record: str, lines: Sequence[str]) -> dict[str, list[Any]]:
+    """Fields of the signal lines as wfdb parses them; `~` stands for the record's name."""
+    kind = tuple(_without_values(line, record) for line in lines)
+    if kind not in _parsed:
         try:
-            header = wfdb.rdheader(f"{folder}/r")
-        except (ValueError, TypeError, IndexError, wfdb.io.header.HeaderSyntaxError) as error:
+            header = wfdb.rdheader(str(path))
+        except (ValueError, TypeError, IndexError, HeaderSyntaxError) as error:
             raise Rejected("header", str(error)) from None
-    return {
-        name: getattr(header, name)
-        for name in "file_name fmt samps_per_frame skew byte_offset adc_gain baseline units sig_name".split()
-    }
+        fields = {name: getattr(header, name) for name in SIGNAL_FIELDS}
+        fields["file_name"] = [line.split()[0] for line in kind]
+        _parsed[kind] = fields
+    return _parsed[kind]
 
 
 @lru_cache(maxsize=4096)
@@ -254,6 +258,7 @@ def _sex(text: str, values: dict[str, str]) -> str:
 
 def read_annotations(recipe: Recipe, source: LabelSource, file: Path) -> dict[str, Annotation]:
     """The table of labels: recording's name -> annotation."""
+    annotations: dict[str, Annotation] = {}
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             rows = csv.DictReader(stream)
@@ -261,9 +266,14 @@ def read_annotations(recipe: Recipe, source: LabelSource, file: Path) -> dict[st
             for column in (source.record, source.codes):
                 if column not in columns:
                     raise UserError(f"{file}: no column `{column}`; there are {', '.join(columns) or 'none'}")
-            return {recipe.key(Path(row[source.record]).stem): _annotate(row, source) for row in rows}
+            for row in rows:
+                key = recipe.key(Path(row[source.record]).stem)
+                if key in annotations:
+                    raise UserError(f"{file}: line {rows.line_num}: {key} has two rows; leave one")
+                annotations[key] = _annotate(row, source)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file}: the table of labels cannot be read ({error})") from None
+    return annotations
 
 
 def _annotate(row: dict[str, str], source: LabelSource) -> Annotation:

@@ -1,178 +1,52 @@
-"""From recordings to webdataset shards: `ecgmatch shards build`. The unit of work is a list of recordings -> one shard.
+"""From recordings to webdataset shards: `ecgmatch shards build`. Plan shards, write them in parallel, join tables.
 
-A shard is finished when its .csv is there, which is written last: a killed build goes on where it stopped."""
+The shards' format is described in `shards/README.md`."""
 
-import csv
 import errno
 import fcntl
 import hashlib
-import io
 import json
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import tyro
-import webdataset as wds
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ecgmatch_dist.data.databases import LabelSource, Recipe, load_recipe
 from ecgmatch_dist.data.labels import LabelScheme
-from ecgmatch_dist.data.manifest import COLUMNS, FORMAT, file_sha256, read_rows, sync_folder, write_atomically
-from ecgmatch_dist.data.records import (
-    Annotation, Recording, RecordRef, Rejected, check_statements, find_folder, find_records, read_annotations, read_recording,
-)  # fmt: skip
-from ecgmatch_dist.data.signals import LEADS, PRESETS, Preprocess, preprocess
+from ecgmatch_dist.data.manifest import FORMAT, read_rows, write_atomically
+from ecgmatch_dist.data.records import Annotation, check_statements, find_folder, find_records, read_annotations
+from ecgmatch_dist.data.signals import LEADS, PRESETS, Preprocess
+from ecgmatch_dist.data.writer import Shard, ShardJob, build_shard
 from ecgmatch_dist.errors import UserError
-
-
-@dataclass(frozen=True)
-class ShardJob:
-    """The unit of work: these recordings -> the shard of this number."""
-
-    number: int
-    folder: Path
-    database: str
-    scheme: LabelScheme
-    keep_unlabelled: bool
-    settings: Preprocess
-    refs: tuple[RecordRef, ...]
-    annotations: dict[str, Annotation] | None
-    strict: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.database}-{self.number:06d}"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard; `bytes` is 0 where no recording was kept and there is no tar."""
-
-    name: str
-    sha256: str
-    bytes: int
-    recordings: int
-    rejected: int
-
-
-def build_shard(job: ShardJob, tick: Callable[[int], None] = lambda _: None) -> Shard:
-    """Write one shard, unless it is finished already. Called in any process; `tick` is told of recordings done."""
-    table = job.folder / f"{job.name}.csv"
-    if not table.exists():
-        _write_shard(job, tick)
-    else:
-        tick(len(job.refs))
-    kept, tar = len(read_rows(table)), job.folder / f"{job.name}.tar"
-    if kept == 0:
-        return Shard(f"{job.name}.tar", "", 0, 0, len(job.refs))
-    return Shard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
-
-
-def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
-    rows: list[list[str | int]] = []
-    rejects: list[list[str | int]] = []
-    tar = job.folder / f"{job.name}.tar"
-    partial = job.folder / f".{tar.name}.{os.getpid()}.partial"
-    try:
-        with partial.open("wb") as stream:
-            # Owner, mode and time are fixed: the same recordings give the same bytes.
-            with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
-                for ref in job.refs:
-                    try:
-                        rows.append([len(rows), *_add_recording(writer, job, ref)])
-                    except Rejected as fault:
-                        if job.strict and fault.kind != "no class":
-                            raise UserError(f"{ref.path}: {fault} (--strict)") from None
-                        rejects.append([ref.key, str(fault)])
-                    tick(1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if rows:
-            partial.replace(tar)
-            sync_folder(job.folder)
-    finally:
-        partial.unlink(missing_ok=True)
-    if rejects:
-        write_atomically(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
-    write_atomically(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
-
-
-def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
-    """Read, label, preprocess and append one recording; returns its manifest row without the number."""
-    recording = read_recording(ref, job.annotations)
-    label = job.scheme.encode(recording.codes)
-    if not label.any() and not job.keep_unlabelled:
-        raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
-    signal, flags = preprocess(recording.signal, recording.rate, job.settings)
-    data = signal.astype("<f2").tobytes()
-    about = _about(job, recording, job.scheme.names(label), flags)
-    writer.write({"__key__": ref.key, "ecg.npy": npy_header(job.settings.length) + data})
-    end = writer.tarstream.offset  # of the member's last block; the data stand before it, padded to blocks of 512
-    offset = end - _blocks(len(npy_header(job.settings.length)) + len(data)) + len(npy_header(job.settings.length))
-    writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
-    return [
-        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.age,
-        recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
-        hashlib.sha256(data).hexdigest(),
-    ]  # fmt: skip
-
-
-def _about(job: ShardJob, recording: Recording, labels: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
-    return {
-        "key": recording.key,
-        "database": job.database,
-        "labels": list(labels),
-        "codes": list(recording.codes),
-        "patient": recording.patient,
-        "age": recording.age,
-        "sex": recording.sex,
-        "fold": recording.fold,
-        "rate": recording.rate,
-        "samples": recording.signal.shape[1],
-        "flags": list(flags),
-    }
-
-
-def npy_header(length: int) -> bytes:
-    """What stands before the data in `<key>.ecg.npy`."""
-    stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": "<f2", "fortran_order": False, "shape": (len(LEADS), length)}
-    )
-    return stream.getvalue()
-
-
-def _blocks(size: int) -> int:
-    return -(-size // 512) * 512
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return stream.getvalue()
 
 
 def plan(
     recipe: Recipe, raw: Path, out: Path, settings: Preprocess, shard_size: int, labels: Path | None, strict: bool
 ) -> list[ShardJob]:
-    """The jobs that make a database's shards. Refuses to go on in a folder that was begun with other recordings or settings."""
+    """The jobs that make a database's shards. Refuses a folder that was begun with other recordings or settings."""
     refs = find_records(recipe, raw)
     scheme = recipe.load_scheme()
     annotations = _annotations(recipe, scheme, find_folder(recipe, raw), labels)
+    if annotations is not None and not any(ref.key in annotations for ref in refs):
+        raise UserError(
+            f"the table of labels has none of the {len(refs)} recordings: it names {next(iter(annotations), 'nothing')}, "
+            f"the recordings are named {refs[0].key}; see `rename` in shards/example_own.toml"
+        )
     keep = recipe.unlabelled == "keep" or (not recipe.unlabelled and not scheme.drop_unlabelled)
     folder = out / recipe.database
     described: dict[str, Any] = {
@@ -248,11 +122,14 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[Shard], recipe: Recipe) ->
     manifest = pd.concat([read_rows(folder / f"{job.name}.csv") for job in jobs], ignore_index=True)
     manifest["row"] = range(len(manifest))
     content = manifest.to_csv(index=False, lineterminator="\n")
-    write_atomically(folder / "manifest.csv", content)
     write_atomically(folder / "rejects.csv", read_rejects(jobs).to_csv(index=False, lineterminator="\n"))
+    if manifest.empty:
+        raise UserError(f"not one recording could be kept; the reasons are in {folder / 'rejects.csv'}")
+    write_atomically(folder / "manifest.csv", content)
     dataset = {
         "format": FORMAT,
         "database": recipe.database,
+        "title": recipe.title or recipe.database,
         "scheme": recipe.scheme,
         "classes": list(scheme.short),
         "class_names": list(scheme.classes),
@@ -272,8 +149,6 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[Shard], recipe: Recipe) ->
         "manifest_sha256": hashlib.sha256(content.encode()).hexdigest(),
     }
     write_atomically(folder / "dataset.json", json.dumps(dataset, indent=1) + "\n")
-    for leftover in folder.glob(".*.partial"):
-        leftover.unlink()
     return manifest
 
 
@@ -305,6 +180,16 @@ _done: Any = None
 def _start_worker(done: Any) -> None:
     global _done
     _done = done
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once, without a traceback
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A build that is killed must not leave workers behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _build_in_worker(job: ShardJob) -> Shard:
@@ -317,32 +202,36 @@ def _tick(count: int) -> None:
 
 
 def run(jobs: Sequence[ShardJob], workers: int) -> list[Shard]:
-    """All jobs, in `workers` processes, with a progress bar on a terminal and one line a shard elsewhere."""
-    context = multiprocessing.get_context("forkserver")
-    done = context.Value("q", 0)
-    shards: dict[int, Shard] = {}
-    with (
-        _one_thread_each(),
-        ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool,
-        _progress(jobs) as bar,
-    ):
-        futures = {pool.submit(_build_in_worker, job): job for job in jobs}
-        try:
-            while futures:
-                for future in wait(futures, timeout=0.25, return_when=FIRST_COMPLETED).done:
-                    shards[futures.pop(future).number] = shard = future.result()
-                    if not sys.stderr.isatty():
-                        print(f"{shard.name}: {shard.recordings} kept, {shard.rejected} rejected", file=sys.stderr)
-                bar.update(bar.task_ids[0], completed=done.value)
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed (out of memory?): the same command goes on where it stopped; "
-                "try fewer --workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [shards[job.number] for job in jobs]
+    """All jobs, in `workers` processes (1: in this one), with a progress bar on a terminal, elsewhere one line a shard."""
+    with _progress(jobs) as bar:
+        if workers == 1:
+            return [_reported(build_shard(job, bar.advance)) for job in jobs]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([build_shard.__module__])  # imported once, not by each worker
+        done = context.Value("q", 0)
+        shards: dict[int, Shard] = {}
+        with _one_thread_each(), ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool:
+            futures = {pool.submit(_build_in_worker, job): job.number for job in jobs}
+            try:
+                while futures:
+                    for future in wait(futures, timeout=0.25, return_when=FIRST_COMPLETED).done:
+                        shards[futures.pop(future)] = _reported(future.result())
+                    bar.show(done.value)
+            except BrokenProcessPool:
+                raise UserError(
+                    "a worker process was killed (out of memory?): the same command goes on where it stopped; "
+                    "try fewer --workers"
+                ) from None
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [shards[job.number] for job in jobs]
+
+
+def _reported(shard: Shard) -> Shard:
+    if not sys.stderr.isatty():
+        print(f"{shard.name}: {shard.recordings} kept, {shard.rejected} rejected", file=sys.stderr)
+    return shard
 
 
 @contextmanager
@@ -356,12 +245,25 @@ def _one_thread_each() -> Iterator[None]:
         os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
 
 
+class _Bar:
+    """Recordings done, with an estimate of the time that remains; silent where there is no terminal."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._task, count)
+
+    def show(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
+
+
 @contextmanager
-def _progress(jobs: Sequence[ShardJob]) -> Iterator[Progress]:
+def _progress(jobs: Sequence[ShardJob]) -> Iterator[_Bar]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
-        bar.add_task(jobs[0].database, total=sum(len(job.refs) for job in jobs))
-        yield bar
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal, transient=True) as progress:
+        yield _Bar(progress, progress.add_task(jobs[0].database, total=sum(len(job.refs) for job in jobs)))
 
 
 @contextmanager
@@ -392,6 +294,8 @@ def build(
     try:
         find_folder(recipe, raw)
         with _locked(folder):
+            for leftover in folder.glob(".*.partial"):  # of a build that was killed
+                leftover.unlink()
             jobs = plan(recipe, raw, out, settings, shard_size, labels, strict)
             shards = run(jobs, min(workers, len(jobs)))
             manifest = finish(jobs, shards, recipe)
@@ -431,7 +335,7 @@ def main(
         raw: Folder of the recordings, or the folder of the whole release.
         out: Root of the shards.
         workers: Processes; 0: one for each core.
-        preset: Preprocessing: the paper's (500 Hz, 6144 samples), the official code's order of steps, or 100 Hz, 1024 samples.
+        preset: The paper's preprocessing (500 Hz, 6144 samples), the official code's order, or 100 Hz and 1024.
         rate: Sampling rate instead of the preset's.
         length: Samples instead of the preset's.
         shard_size: Recordings read for one shard.

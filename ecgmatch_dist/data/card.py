@@ -1,0 +1,132 @@
+"""The card of a database's shards: one HTML page without outside links, to look at what one is about to train on."""
+
+import base64
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ecg_plot
+import jinja2
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ecgmatch_dist.data.signals import LEADS
+
+MARK = 5
+"""Standard deviations that are drawn as 1 mV."""
+
+
+def write_card(
+    folder: Path,
+    dataset: dict[str, Any],
+    manifest: pd.DataFrame,
+    labels: NDArray[np.uint8],
+    problems: list[str],
+    differences: list[str],
+) -> str:
+    """The page. `labels` [n, C] belong to the rows of `manifest`."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("card.html.jinja").render(
+        title=dataset.get("title") or dataset["database"],
+        dataset=dataset,
+        problems=problems,
+        differences=differences,
+        classes=_classes(dataset, labels),
+        together=_together(dataset, labels),
+        tables=_tables(folder, manifest, labels),
+        pictures=_pictures(folder, dataset, manifest, labels) if not problems else [],
+        mark=MARK,
+    )
+
+
+def _classes(dataset: dict[str, Any], labels: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    expected = dataset["expected"]["classes"]
+    return [
+        {
+            "short": short,
+            "name": name,
+            "count": int(count),
+            "share": count / max(len(labels), 1),
+            "expected": expected.get(short, ""),
+        }
+        for short, name, count in zip(dataset["classes"], dataset["class_names"], labels.sum(axis=0), strict=True)
+    ]
+
+
+def _together(dataset: dict[str, Any], labels: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    counts = labels.astype(np.int64).T @ labels
+    return [
+        {"short": short, "cells": [{"count": int(n), "share": n / max(row[c], 1)} for n in row]}
+        for c, (short, row) in enumerate(zip(dataset["classes"], counts, strict=True))
+    ]
+
+
+def _tables(folder: Path, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[tuple[str, list[tuple[str, int]]]]:
+    seconds = (manifest["samples"] / manifest["rate"]).round().astype(int)
+    flags = Counter(flag for flags in manifest["flags"] for flag in flags.split())
+    ages = pd.to_numeric(manifest["age"], errors="coerce").fillna(-1).floordiv(10).mul(10).astype(int)
+    rejects = pd.read_csv(folder / "rejects.csv", dtype=str, keep_default_na=False)
+    reasons = Counter(str(reason).partition(":")[0] for reason in rejects["reason"])
+    return [
+        ("Sampling rate", [(f"{rate} Hz", n) for rate, n in _count(manifest["rate"])]),
+        ("Duration", _shortened([(f"{s} s", n) for s, n in _count(seconds)])),
+        ("Quality flags", sorted(flags.items(), key=lambda item: _flag_order(item[0]))),
+        ("Rejected", reasons.most_common()),
+        ("Classes a recording has", [(str(k), n) for k, n in _count(pd.Series(labels.sum(axis=1)))]),
+        ("Age", [("not known" if a < 0 else f"{a}–{a + 9}", n) for a, n in _count(ages)]),
+        ("Sex", [(str(sex) or "not known", int(n)) for sex, n in manifest["sex"].value_counts().items()]),
+    ]
+
+
+def _count(values: pd.Series) -> list[tuple[int, int]]:
+    return sorted((int(value), int(n)) for value, n in values.value_counts().items())  # type: ignore[call-overload]
+
+
+def _shortened(rows: list[tuple[str, int]], most: int = 12) -> list[tuple[str, int]]:
+    """The most frequent rows in their order, the others summed up."""
+    kept = sorted(sorted(range(len(rows)), key=lambda i: -rows[i][1])[:most])
+    others = sum(n for i, (_, n) in enumerate(rows) if i not in kept)
+    return [rows[i] for i in kept] + ([("other", others)] if others else [])
+
+
+def _flag_order(flag: str) -> tuple[str, int]:
+    kind, _, lead = flag.partition(":")
+    return kind, LEADS.index(lead) if lead in LEADS else -1
+
+
+def _pictures(
+    folder: Path, dataset: dict[str, Any], manifest: pd.DataFrame, labels: NDArray[np.uint8]
+) -> list[dict[str, str]]:
+    """One recording of each of the first five classes, if possible of no other class, and two with flags."""
+    clean = (manifest["flags"] == "").to_numpy()
+    rows: list[int] = []
+    for c in range(min(labels.shape[1], 5)):
+        rows += _first(labels[:, c] * (1 + clean + 2 * (labels.sum(axis=1) == 1)))
+    rows += _first(manifest["flags"].str.contains("flat:").to_numpy())
+    rows += _first(manifest["flags"].str.contains("clipped:|nan|inf").to_numpy())
+    return [_picture(folder, dataset, manifest.iloc[row]) for row in dict.fromkeys(rows)]
+
+
+def _first(score: NDArray[Any]) -> list[int]:
+    """The first row of highest score, if any is above zero."""
+    return [int(score.argmax())] if len(score) and score.max() > 0 else []
+
+
+def _picture(folder: Path, dataset: dict[str, Any], record: "pd.Series[Any]") -> dict[str, str]:
+    shape = (len(LEADS), dataset["length"])
+    signal = np.fromfile(folder / record["shard"], "<f2", count=shape[0] * shape[1], offset=record["offset"])
+    end = min(10.0, record["samples"] / record["rate"], dataset["length"] / dataset["rate"])
+    chart = ecg_plot.plot(
+        signal.reshape(shape).astype(float) / MARK,
+        sample_rate=dataset["rate"],
+        lead_names=LEADS,
+        layout="12lead",
+        time_mode="sequential",
+        window=(0, end),
+        amplitude_range=(-1.5, 2.0),
+    )
+    svg = base64.b64encode(chart.to_svg().encode()).decode()
+    return {"key": record["key"], "labels": record["labels"], "flags": record["flags"], "svg": svg}

@@ -1,0 +1,154 @@
+"""The unit of work of building shards: a list of recordings -> one shard, in any process, on any machine.
+
+A shard is finished when its .csv is there, which is written last: a killed build goes on where it stopped."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset as wds
+
+from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.manifest import COLUMNS, file_sha256, read_rows, sync_folder, write_atomically
+from ecgmatch_dist.data.records import Annotation, Recording, RecordRef, Rejected, read_recording
+from ecgmatch_dist.data.signals import LEADS, Preprocess, preprocess
+from ecgmatch_dist.errors import UserError
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """The unit of work: these recordings -> the shard of this number."""
+
+    number: int
+    folder: Path
+    database: str
+    scheme: LabelScheme
+    keep_unlabelled: bool
+    settings: Preprocess
+    refs: tuple[RecordRef, ...]
+    annotations: dict[str, Annotation] | None
+    strict: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}-{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard; `bytes` is 0 where no recording was kept and there is no tar."""
+
+    name: str
+    sha256: str
+    bytes: int
+    recordings: int
+    rejected: int
+
+
+def build_shard(job: ShardJob, tick: Callable[[int], None] = lambda _: None) -> Shard:
+    """Write one shard, unless it is finished already. Called in any process; `tick` is told of recordings done."""
+    table = job.folder / f"{job.name}.csv"
+    if not table.exists():
+        _write_shard(job, tick)
+    else:
+        tick(len(job.refs))
+    kept, tar = len(read_rows(table)), job.folder / f"{job.name}.tar"
+    if kept == 0:
+        return Shard(f"{job.name}.tar", "", 0, 0, len(job.refs))
+    return Shard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
+
+
+def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
+    rows: list[list[str | int]] = []
+    rejects: list[list[str | int]] = []
+    tar = job.folder / f"{job.name}.tar"
+    partial = job.folder / f".{tar.name}.{os.getpid()}.partial"
+    try:
+        with partial.open("wb") as stream:
+            # Owner, mode and time are fixed: the same recordings give the same bytes.
+            with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
+                for ref in job.refs:
+                    try:
+                        rows.append([len(rows), *_add_recording(writer, job, ref)])
+                    except Rejected as fault:
+                        if job.strict and fault.kind != "no class":
+                            raise UserError(f"{ref.path}: {fault} (--strict)") from None
+                        rejects.append([ref.key, str(fault)])
+                    tick(1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if rows:
+            partial.replace(tar)
+            sync_folder(job.folder)
+    finally:
+        partial.unlink(missing_ok=True)
+    if rejects:
+        write_atomically(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
+    write_atomically(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
+
+
+def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
+    """Read, label, preprocess and append one recording; returns its manifest row without the number."""
+    recording = read_recording(ref, job.annotations)
+    label = job.scheme.encode(recording.codes)
+    if not label.any() and not job.keep_unlabelled:
+        raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
+    signal, flags = preprocess(recording.signal, recording.rate, job.settings)
+    data = torch.from_numpy(signal).half().numpy().tobytes()  # numpy rounds to 16 bits twenty times slower
+    about = _about(job, recording, job.scheme.names(label), flags)
+    writer.write({"__key__": ref.key, "ecg.npy": npy_header(job.settings.length) + data})
+    end = writer.tarstream.offset  # of the member's last block; the data stand before it, padded to blocks of 512
+    offset = end - _blocks(len(npy_header(job.settings.length)) + len(data)) + len(npy_header(job.settings.length))
+    writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
+    return [
+        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.age,
+        recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
+        hashlib.sha256(data).hexdigest(),
+    ]  # fmt: skip
+
+
+def _about(job: ShardJob, recording: Recording, labels: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
+    return {
+        "key": recording.key,
+        "database": job.database,
+        "labels": list(labels),
+        "codes": list(recording.codes),
+        "patient": recording.patient,
+        "age": recording.age,
+        "sex": recording.sex,
+        "fold": recording.fold,
+        "rate": recording.rate,
+        "samples": recording.signal.shape[1],
+        "flags": list(flags),
+    }
+
+
+@lru_cache
+def npy_header(length: int) -> bytes:
+    """What stands before the data in `<key>.ecg.npy`."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "<f2", "fortran_order": False, "shape": (len(LEADS), length)}
+    )
+    return stream.getvalue()
+
+
+def _blocks(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return stream.getvalue()
