@@ -48,5 +48,5 @@ class Diagnostics:
         return out
 
 
-def _ap(truth: np.ndarray, score: Tensor) -> float:  # type: ignore[type-arg]
+def _ap(truth: np.ndarray, score: Tensor) -> float:
     return float(average_precision_score(truth, score.float().cpu().numpy()))

@@ -53,7 +53,7 @@ def fit(job: Job, interrupt: Interrupt) -> str:
         rate = learning_rate(config.optim, job.step)
         set_learning_rate(job.optimizer, rate)
         job.optimizer.zero_grad(set_to_none=True)
-        losses["loss"].backward()
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
         job.optimizer.step()
         job.teacher.update(job.model)
 

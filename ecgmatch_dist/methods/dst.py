@@ -1,4 +1,4 @@
-"""DST, debiased self-training (Chen et al. 2022): pseudo-labels teach a head of their own, an adversary shows the worst case."""
+"""DST, debiased self-training (Chen et al. 2022): pseudo-labels teach a head of their own, an adversary the worst case."""
 
 import math
 from typing import Any

@@ -32,13 +32,13 @@ class FlexMatch(Simple):
     def thresholds(self) -> tuple[Tensor, Tensor]:
         """[C] for the negative and [C] for the positive side: tau M(beta), M(b) = b / (2 - b)."""
         tau, S = self.settings.threshold, self.table.values
-        learnt = [(side == S).sum(0).double() for side in (0, 1)]
+        learnt = [S.eq(side).sum(0).double() for side in (0, 1)]
         if self.settings.lift == "sides":  # the two sides of a class compete
-            unused = (S == UNUSED).sum(0).double()
+            unused = S.eq(UNUSED).sum(0).double()
             most = torch.maximum(torch.maximum(*learnt), unused).clamp(min=1)
             low, high = (n / most for n in learnt)
             return tau * low / (2 - low), tau * high / (2 - high)
-        without = (S != 1).all(1).sum().double()  # the diseases compete; negatives keep the fixed bar
+        without = S.ne(1).all(1).sum().double()  # the diseases compete; negatives keep the fixed bar
         high = learnt[1] / torch.maximum(learnt[1].max(), without).clamp(min=1)
         return torch.full_like(high, tau), tau * high / (2 - high)
 

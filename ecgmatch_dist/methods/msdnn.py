@@ -1,4 +1,4 @@
-"""MSDNN (Lai et al. 2023), a reconstruction: momentum contrast between views of unlabelled ECGs, then supervised fine-tuning."""
+"""MSDNN (Lai et al. 2023), a reconstruction: momentum contrast between views of unlabelled ECGs, then fine-tuning."""
 
 import torch
 from torch import Tensor
