@@ -359,3 +359,14 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file"):
         make_databases(tmp_path / "file")
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ecgmatch_dist.data import synthetic
+
+    def full(recording, folder: Path, old_header: bool) -> None:
+        Path("/dev/full").write_text("no room here")
+
+    monkeypatch.setattr(synthetic, "write_recording", full)
+    with pytest.raises(UserError, match="No space left on device; the same command continues"):
+        make_databases(tmp_path / "new", recordings=1, quiet=True)

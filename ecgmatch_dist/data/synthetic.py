@@ -1,7 +1,8 @@
 """`ecgmatch synth`: four small synthetic databases in the layout and the formats of the Challenge 2021 release.
 
 Class mix and co-occurrence follow the paper's table. Hearts are those of `heart.py` and `findings.py`: the labels show
-in the signal, plainly or barely. Each database has its own patients, electrodes and noise. The seed decides every byte.
+in the signal, plainly or barely. Each database has its own patients, electrodes and noise. The seed decides every
+byte, on one kind of processor with one version of numpy.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import Progress
 
 from ecgmatch_dist.data.findings import CONDUCTION, EXCLUDES, FINDINGS, OTHER, REPOLARISATION, RHYTHM
@@ -248,11 +250,15 @@ def make_databases(
         raise UserError(f"{folder} is a file: give a folder")
     if folder.exists() and any(folder.iterdir()) and (not mark.is_file() or mark.read_text() != recipe):
         raise UserError(f"{folder} already holds something else, which is left as it is: give an empty or new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.write_text(recipe)
-    with Progress(transient=True, disable=quiet) as progress:
-        for name in databases or known:
-            write_database(known[name], folder, recordings, seed, progress)
+    console = Console(stderr=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(recipe)
+        with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+            for name in databases or known:
+                write_database(known[name], folder, recordings, seed, progress)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: {error.strerror}; the same command continues") from None
 
 
 def main(
