@@ -38,7 +38,7 @@ def brier(truth: NDArray[np.uint8], probability: NDArray[np.float32]) -> float:
 
 
 def net_benefit(truth: NDArray[np.uint8], probability: NDArray[np.float32], odds_at: Floats) -> Floats:
-    """Vickers and Elkin's decision curve [t]: TP/n - FP/n x p_t / (1 - p_t) when everyone with probability >= p_t is acted upon."""
+    """Vickers and Elkin's decision curve [t]: TP/n - FP/n x p_t / (1 - p_t), acting on everyone with probability >= p_t."""
     n = len(truth)
     order = np.argsort(probability)
     acted = n - np.searchsorted(probability[order], odds_at.astype(probability.dtype), side="left")

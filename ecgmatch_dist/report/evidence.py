@@ -14,6 +14,8 @@ from ecgmatch_dist.report.studies import Column, Row, Study
 from ecgmatch_dist.report.tables import MISSING, Cell, Lookup, Table, signed
 
 Assessments = dict[str, Assessment]
+ENOUGH = 6
+"""Pairs from which the signed-rank test can reach 0.05."""
 
 
 def replicates(runs: tuple[Run, ...], metric: str, assessed: Assessments) -> dict[int, Floats]:
@@ -25,19 +27,26 @@ def replicates(runs: tuple[Run, ...], metric: str, assessed: Assessments) -> dic
 def intervals(study: Study, assessed: Assessments) -> Table:
     """95 % intervals of each method's mean over seeds, and of its paired difference from the control."""
     control = next((row for row in study.rows if row.key == names.CONTROL), None)
-    others = [row for row in study.rows if row != control]
-    blocks = []
-    for metric in names.METRICS:
+
+    def lines(cells: list[tuple[Column, names.Metric]]) -> list[list[str | Cell]]:
         rows: list[list[str | Cell]] = []
         for row in study.rows:
-            rows.append([row.label, *(mean_cell(study, row, column, metric, assessed) for column in study.columns)])
-        for row in others if control else []:
-            cells = (difference_cell(study, row, control, column, metric, assessed) for column in study.columns)
-            rows.append([f"{control.label} − {row.label}" if control else "", *cells])
-        blocks.append((metric.title, ["Method", *(column.label for column in study.columns)], rows))
+            rows.append([row.label, *(mean_cell(study, row, column, metric, assessed) for column, metric in cells)])
+        for row in study.rows if control else ():
+            if control and row != control:
+                found = (difference_cell(study, row, control, column, metric, assessed) for column, metric in cells)
+                rows.append([f"{control.label} − {row.label}", *found])
+        return rows
+
+    if len(study.columns) == 1:
+        header = ["Method", *(metric.title for metric in names.METRICS)]
+        blocks = [(study.columns[0].label, header, lines([(study.columns[0], metric) for metric in names.METRICS]))]
+    else:
+        header = ["Method", *(column.label for column in study.columns)]
+        blocks = [(m.title, header, lines([(column, m) for column in study.columns])) for m in names.METRICS]
     note = (
-        "In brackets: the central 95 % over resampled test recordings, of the mean over seeds; the choice of seeds is not in it. "
-        "Differences are paired: all methods see the same resamples. Bold: the interval does not contain zero."
+        "In brackets: the central 95 % over resampled test recordings, of the mean over seeds; the choice of seeds is not "
+        "in it. Differences are paired: all methods see the same resamples. Bold: the interval does not contain zero."
     )
     return plain(f"intervals-{study.key}", study.title, note, blocks)
 
@@ -116,8 +125,9 @@ def friedman_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman])
         lines.append(line)
     left = [row.label for row in study.rows if row not in rows]
     note = (
-        f"k = {k} methods, N = {n} databases. Bold: the methods differ (F_F above the critical value of F({k - 1}, {(k - 1) * (n - 1)}) at 0.05). "
-        f"Critical difference of mean ranks: {st.bonferroni_dunn(k, n):.4f} from the control (Bonferroni-Dunn), {st.nemenyi(k, n):.4f} between any two (Nemenyi)."
+        f"k = {k} methods, N = {n} databases. Bold: the methods differ (F_F above the critical value of "
+        f"F({k - 1}, {(k - 1) * (n - 1)}) at 0.05). Critical difference of mean ranks: {st.bonferroni_dunn(k, n):.4f} from the "
+        f"control (Bonferroni-Dunn), {st.nemenyi(k, n):.4f} between any two (Nemenyi)."
     )
     note += f" Not in it, for want of a result on every database: {', '.join(left)}." if left else ""
     if has_paper:
@@ -166,7 +176,9 @@ def nemenyi_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) 
 
 
 def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
-    """The control against each method over all pairs of equal database and seed, Holm-adjusted over the methods."""
+    """The control against each method over all pairs of equal database and seed, Holm-adjusted over the methods.
+
+    None below six pairs, which cannot reach 0.05."""
     control = next((row for row in study.rows if row.key == names.CONTROL), None)
     others = [row for row in study.rows if row != control]
     if control is None or not others:
@@ -175,7 +187,7 @@ def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
     sizes = []
     for metric in names.METRICS:
         pairs = [paired(study, control, row, lambda run, key=metric.key: value(run, key)) for row in others]  # type: ignore[misc]
-        raw = [st.wilcoxon(*pair) if len(pair[0]) >= 2 else np.nan for pair in pairs]
+        raw = [st.wilcoxon(*pair) if len(pair[0]) >= ENOUGH else np.nan for pair in pairs]
         known = [i for i, p in enumerate(raw) if np.isfinite(p)]
         adjusted = dict(zip(known, st.holm([raw[i] for i in known]), strict=True))
         sizes += [len(pair[0]) for pair in pairs]
@@ -184,9 +196,12 @@ def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
             line.append(
                 Cell(MISSING, "missing") if p is None else Cell(probability(p), "value", p, strong=p < st.ALPHA)
             )
+    if max(sizes) < ENOUGH:
+        return None
     note = (
-        f"{control.label} against each method: Wilcoxon's signed-rank test over pairs of the same database and seed ({min(sizes)} to {max(sizes)} pairs), "
-        "Holm-adjusted p. Bold: p < 0.05. Fewer than six pairs cannot reach 0.05; seeds of one database are not independent."
+        f"{control.label} against each method: Wilcoxon's signed-rank test over pairs of the same database and seed "
+        f"({min(sizes)} to {max(sizes)} pairs), "
+        "Holm-adjusted p. Bold: p < 0.05. Seeds of one database are not independent."
     )
     return plain(
         f"wilcoxon-{study.key}",

@@ -96,7 +96,7 @@ def tex_row(cells: Iterable[str]) -> str:
 
 
 def tex_label(key: str) -> str:
-    return "".join(c if c.isalnum() and c.isascii() or c in "-." else "-" for c in key)
+    return "".join(c if (c.isalnum() and c.isascii()) or c in "-." else "-" for c in key)
 
 
 def latex_document(names: Iterable[str]) -> str:

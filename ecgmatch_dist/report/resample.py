@@ -17,10 +17,12 @@ BINS = 512
 
 
 def counts(n: int, replicates: int, seed: int) -> Scores:
-    """How often each of n recordings is drawn in each resample [n, R]. Equal arguments draw alike: pairs stay pairs."""
+    """How often each of n recordings is drawn: once in column 0, then in R resamples [n, 1 + R].
+
+    Equal arguments draw alike: pairs stay pairs."""
     rng = np.random.default_rng([n, seed])
-    out = np.empty((n, replicates), np.float32)
-    for r in range(replicates):
+    out = np.ones((n, 1 + replicates), np.float32)
+    for r in range(1, 1 + replicates):
         out[:, r] = np.bincount(rng.integers(n, size=n), minlength=n)
     return out
 
@@ -56,9 +58,8 @@ def per_recording(labels: Labels, probabilities: Scores, thresholds: Floats) -> 
 def resample(
     labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores, exact: dict[str, float]
 ) -> dict[str, Floats]:
-    """The six metrics [R] under each column of `weights` [n, R]; `exact` is their `measure`."""
+    """The six metrics [R] under `weights` [n, 1 + R] of `counts`; `exact` is their `measure`."""
     n, classes = labels.shape
-    weights = np.concatenate([np.ones((n, 1), np.float32), weights], axis=1)  # the first column gives the bins' shift
     rows = per_recording(labels, probabilities, thresholds)
     truth, guess = labels == 1, probabilities >= thresholds
     table = np.concatenate(
@@ -73,6 +74,7 @@ def resample(
         out["macro_gbeta"] = macro(tp / (tp + fp + 2 * fn), usable)
     out["map"] = macro(np.stack([ap for ap, _ in by_class]), usable)
     out["macro_auc"] = macro(np.stack([auc for _, auc in by_class]), usable)
+    # Column 0, the test part itself, tells by how much the bins are off.
     return {name: values[1:] + (exact[name] - values[0]) for name, values in out.items()}
 
 

@@ -28,7 +28,7 @@ class Problem:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A finished run, as its folder tells."""
 

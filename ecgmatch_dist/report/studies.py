@@ -47,11 +47,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. `key` is what the paper's data files call it."""
+    """A line of a table."""
 
     key: str
+    """What the paper's data files call it, after the method's name and a slash where several methods are in it."""
     label: str
-    order: float = 0
+    at: tuple[float, ...] = ()
+    """The numbers that it stands for: K, the ratio, both lambdas; lines are sorted by them."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ def differences(run: Run, main: dict[tuple[str, str, str], Settings]) -> Setting
 
 LAMBDAS = {"method.lambda_u", "method.lambda_f"}
 ABLATIONS = {
-    ("method.lambda_u", 0): Row("lambda_u=0", "without pseudo-label generation", 1),
-    ("method.refine", False): Row("refine=False", "without pseudo-label refinement", 2),
-    ("method.lambda_f", 0): Row("lambda_f=0", "without label correlation alignment", 3),
+    ("method.lambda_u", 0): Row("lambda_u=0", "without pseudo-label generation", (1,)),
+    ("method.refine", False): Row("refine=False", "without pseudo-label refinement", (2,)),
+    ("method.lambda_f", 0): Row("lambda_f=0", "without label correlation alignment", (3,)),
 }
 STUDIES = {
     "ablation": "Ablation: one part taken away",
@@ -161,7 +163,7 @@ def row_of(kind: str, run: Run, difference: Settings) -> Row:
         return Row(run.method, method)
     if kind == "ablation":
         changed = next(iter(difference.items()), None)
-        return ABLATIONS[changed] if changed else Row("full", method, 4)
+        return ABLATIONS[changed] if changed else Row("full", method, (4,))
     if kind == "similarity":
         return Row(str(s.get("method.similarity")), str(s.get("method.similarity")))
     if kind == "augmentation":
@@ -169,19 +171,21 @@ def row_of(kind: str, run: Run, difference: Settings) -> Row:
         return Row(f"{run.method}/{pipeline}", f"{method}, {pipeline}")
     if kind == "neighbours":
         K = s.get("method.neighbours")
-        return Row(f"{run.method}/{K}", f"{method}, K = {K}", order(K))
+        return Row(f"{run.method}/{K}", f"{method}, K = {K}", numbers(K))
     if kind == "weights":
         u, f = s.get("method.lambda_u"), s.get("method.lambda_f")
-        return Row(f"{run.method}/{u}/{f}", f"{method}, λ_u = {u}, λ_f = {f}", 1000 * order(u) + order(f))
+        return Row(f"{run.method}/{u}/{f}", f"{method}, λ_u = {u}, λ_f = {f}", numbers(u, f))
     if kind == "ratio":
-        return Row(f"{run.method}/{run.ratio}", f"{method}, {names.percent(run.ratio)}", run.ratio)
+        return Row(f"{run.method}/{run.ratio}", f"{method}, {names.percent(run.ratio)}", (run.ratio,))
     text = ", ".join(f"{key.removeprefix('method.')} = {value}" for key, value in difference.items())
     label = f"{method} ({': '.join(filter(None, (run.tag, text)))})" if text else method
     return Row(f"{run.method}/{text}", label)
 
 
-def order(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+def numbers(*values: object) -> tuple[float, ...]:
+    """The values as numbers; none, where one is not (a setting that this version does not have)."""
+    found = tuple(float(value) for value in values if isinstance(value, int | float))
+    return found if len(found) == len(values) else ()
 
 
 def arrange(kind: str, runs: Iterable[Run], ratio: float | None, row: Callable[[Run], Row]) -> Study:
@@ -189,48 +193,46 @@ def arrange(kind: str, runs: Iterable[Run], ratio: float | None, row: Callable[[
     cells: dict[tuple[Row, Column], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
         cells[row(run), column_of(run)].append(run)
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return (names.place(row.key.split("/")[0], names.METHODS), row.at, row.key)
+
     first = next(iter(cells))[1]
-    columns = tuple(sorted({column for _, column in cells}, key=lambda c: c.order))
-    rows = tuple(
-        sorted(
-            {row for row, _ in cells},
-            key=lambda r: (
-                names.place(r.key.split("/")[0], names.METHODS) if "/" in r.key or not r.order else (0, ""),
-                r.order,
-                r.key,
-            ),
-        )
-    )
-    return Study(
-        kind, first.protocol, first.scheme, ratio, columns, rows, {key: tuple(value) for key, value in cells.items()}
-    )
+    columns = tuple(sorted({column for _, column in cells}, key=lambda column: column.order))
+    rows = tuple(sorted({row for row, _ in cells}, key=place))
+    frozen = {key: tuple(value) for key, value in cells.items()}
+    return Study(kind, first.protocol, first.scheme, ratio, columns, rows, frozen)
 
 
 def find_studies(runs: Iterable[Run]) -> list[Study]:
     """All tables that the runs are enough for, comparisons first."""
     runs = list(runs)
     main = main_settings(runs)
-    by: dict[tuple[str, str, float | None, str], list[Run]] = defaultdict(list)
     changed = {run.folder: differences(run, main) for run in runs}
+    groups: dict[tuple[str, str, float | None, str], list[Run]] = defaultdict(list)
     for run in runs:
         for kind in classify(changed[run.folder]):
-            by[kind, run.protocol, run.ratio, run.scheme].append(run)
+            groups[kind, run.protocol, run.ratio, run.scheme].append(run)
         if not changed[run.folder]:
-            by["ratio", run.protocol, None, run.scheme].append(run)
+            groups["ratio", run.protocol, None, run.scheme].append(run)
     studies = []
-    for (kind, protocol, ratio, scheme), members in by.items():
-        if kind not in ("main", "ratio"):  # the main configuration of the methods concerned, where they were varied
-            where = {(run.method, column_of(run)) for run in members}
-            members = members + [
-                r for r in by.get(("main", protocol, ratio, scheme), []) if (r.method, column_of(r)) in where
-            ]
+    for (kind, protocol, ratio, scheme), members in groups.items():
         if kind == "ratio":
-            ratios: dict[tuple[str, Column], set[float]] = defaultdict(set)
-            for run in members:
-                ratios[run.method, column_of(run)].add(run.ratio)
-            members = [run for run in members if len(ratios[run.method, column_of(run)]) > 1]
+            members = with_several_ratios(members)
+        elif kind != "main":  # beside the varied runs, their methods' main ones on the same databases
+            where = {(run.method, column_of(run)) for run in members}
+            unchanged = groups.get(("main", protocol, ratio, scheme), [])
+            members = members + [run for run in unchanged if (run.method, column_of(run)) in where]
         if members:
             studies.append(arrange(kind, members, ratio, lambda run, kind=kind: row_of(kind, run, changed[run.folder])))  # type: ignore[misc]
-    order = ["main", *STUDIES]
-    place = lambda s: (order.index(s.kind), names.place(s.protocol, names.PROTOCOLS), s.ratio or 0, s.scheme)  # noqa: E731
-    return sorted(studies, key=place)
+    kinds = ["main", *STUDIES]
+    studies.sort(key=lambda s: (kinds.index(s.kind), names.place(s.protocol, names.PROTOCOLS), s.ratio or 0, s.scheme))
+    return studies
+
+
+def with_several_ratios(runs: list[Run]) -> list[Run]:
+    """Runs whose method was tried with other label ratios on the same database."""
+    ratios: dict[tuple[str, Column], set[float]] = defaultdict(set)
+    for run in runs:
+        ratios[run.method, column_of(run)].add(run.ratio)
+    return [run for run in runs if len(ratios[run.method, column_of(run)]) > 1]

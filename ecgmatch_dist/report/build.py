@@ -1,0 +1,136 @@
+"""From a folder of runs to a folder with the report: read, assess, tabulate, draw, write."""
+
+import json
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.report import drawing, facts, render
+from ecgmatch_dist.report.assess import Assessment, assess
+from ecgmatch_dist.report.contents import Job, Section, sections
+from ecgmatch_dist.report.page import Drawn, write_page
+from ecgmatch_dist.report.runs import Damaged, Problem, Run, find_runs
+from ecgmatch_dist.report.studies import find_studies
+
+MANIFEST = "files.txt"
+"""Names what a report wrote, so that the next one in the same folder can clear it away and nothing else."""
+PARALLEL_FROM = 12
+"""Runs from which a second process is worth its start."""
+T = TypeVar("T")
+
+
+def build_report(runs: Path, out: Path, bench: Path | None = None, replicates: int = 400, workers: int = 0) -> Path:
+    """Write the report on all runs under `runs` into `out`; return its page."""
+    if not runs.is_dir():
+        raise UserError(f"{runs}: no such folder; give the folder that `ecgmatch train` wrote its runs to")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: give --out the name of a folder")
+    found, problems = find_runs(runs, out)
+    if not found and not problems:
+        raise UserError(f"{runs}: no run folder in it; `ecgmatch train` makes them")
+    costs = read_bench(bench) if bench else {}
+    prepare(out)
+    workers = workers or min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1
+
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in found:
+        groups[run.split_sha256].append(run)
+    assessed: dict[str, Assessment] = {}
+    for part in spread(assess, [(group, replicates) for group in groups.values()], workers):
+        assessed |= part
+    used = [run for run in found if not assessed[str(run.folder)].doubt]
+    problems += doubts(found, assessed)
+
+    sizes = facts.split_sizes(used, problems)
+    studies = find_studies(used)
+    chapters = sections(studies, sizes, assessed, costs)
+    header = facts.gather(used, studies, sizes, assessed) if used else None
+    jobs = [job for chapter in chapters for part in chapter.parts for job in part.figures]
+    drawn = spread(draw, [(job, out / "figures") for job in jobs], workers)
+    problems += [Problem(runs, "incomplete", f"figure {d.key}: {d.problem}") for d in drawn if d.problem]
+
+    files = write_tables(chapters, out)
+    files += [f"figures/{d.key}.{kind}" for d in drawn if d.svg for kind in ("svg", "png")]
+    page = write_page(out, runs, header, chapters, {d.key: d for d in drawn}, used, studies, problems)
+    (out / MANIFEST).write_text("\n".join([page.name, *files]) + "\n", encoding="utf-8")
+    return page
+
+
+def doubts(runs: Sequence[Run], assessed: dict[str, Assessment]) -> list[Problem]:
+    """Runs whose predictions contradict their result (left out), or cannot be read."""
+    problems = []
+    for run in runs:
+        assessment = assessed[str(run.folder)]
+        if assessment.doubt:
+            problems.append(Problem(run.folder, "damaged", assessment.doubt))
+        elif assessment.unreadable and (run.folder / "predictions" / "test.npz").exists():
+            reason = f"{assessment.unreadable}; its test metrics are used, intervals and calibration are not known"
+            problems.append(Problem(run.folder, "incomplete", reason))
+    return problems
+
+
+def spread(function: Callable[..., T], arguments: list[tuple[Any, ...]], workers: int) -> list[T]:
+    """`function(*a)` of all arguments, in order, in `workers` processes; in this one where processes cannot be started."""
+    if workers > 1 and len(arguments) > 1:
+        try:
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+                return [task.result() for task in [pool.submit(function, *a) for a in arguments]]
+        except BrokenProcessPool:  # a script without `if __name__ == "__main__"`, or no memory for a second process
+            pass
+    return [function(*a) for a in arguments]
+
+
+def draw(job: Job, folder: Path) -> Drawn:
+    """Draw one figure and save it; a run's damaged file costs its figure, not the report."""
+    try:
+        with drawing.style():
+            figure = job.function(*job.arguments)
+    except Damaged as error:
+        return Drawn(job.key, "", str(error))
+    return Drawn(job.key, drawing.save(figure, folder / job.key) if figure else "", "")
+
+
+def prepare(out: Path) -> None:
+    """Make the folders, and remove what an earlier report wrote here."""
+    try:
+        for folder in (out, out / "tables", out / "figures"):
+            folder.mkdir(parents=True, exist_ok=True)
+        old = (out / MANIFEST).read_text(encoding="utf-8").splitlines() if (out / MANIFEST).is_file() else []
+        for name in old:
+            if Path(name).parent.as_posix() in (".", "tables", "figures"):
+                (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}; give --out another folder") from None
+
+
+def write_tables(chapters: Sequence[Section], out: Path) -> list[str]:
+    """Every table in three formats, and a LaTeX document of all."""
+    tables = [table for chapter in chapters for part in chapter.parts for table in part.tables]
+    files = {f"{table.key}.{kind}": make(table) for table in tables for kind, make in FORMATS.items()}
+    if tables:
+        files["all.tex"] = render.latex_document(f"{table.key}.tex" for table in tables)
+    for name, text in files.items():
+        (out / "tables" / name).write_text(text, encoding="utf-8")
+    return [f"tables/{name}" for name in files]
+
+
+FORMATS = {"md": render.markdown, "csv": render.comma, "tex": render.latex}
+
+
+def read_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Cost against world size: rows with `world_size` and `seconds` (a step), and `name` where there are several series."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = content["rows"] if isinstance(content, dict) else content
+        series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for row in rows:
+            series[str(row.get("name", "a step"))].append((int(row["world_size"]), float(row["seconds"])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a bench file with rows of world_size and seconds ({error!r})") from None
+    return dict(series)

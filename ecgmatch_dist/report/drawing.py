@@ -1,0 +1,110 @@
+"""How figures look and are saved: one style, colours for light and dark paper, SVG that is the same at every run."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+import matplotlib.axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from ecgmatch_dist.report import names
+
+INK = "#23272e"
+RULE = "#c9ced6"
+"""On the page these two become the text's colour and the rules' colour, so that figures follow light and dark."""
+COLOURS = ("#3a7bd5", "#e0813a", "#3f9e63", "#c9486a", "#8a66cc", "#9a7648", "#2ba3a8", "#b58f1d", "#7d8794", "#d268b4")
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ecgmatch",
+    "text.parse_math": False,
+    "font.size": 9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.titlesize": 10,
+    "axes.titley": 1.03,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.6,
+    "grid.color": RULE,
+    "lines.linewidth": 1.6,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+}
+ACCENTS = {names.CONTROL: COLOURS[3], "supervised": COLOURS[8], "fully_supervised": INK}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        yield
+
+
+def colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def method_colour(key: str) -> str:
+    rivals = [name for name in names.METHODS if name not in ACCENTS]
+    free = [c for c in COLOURS if c not in ACCENTS.values()]
+    return ACCENTS.get(key) or free[(rivals.index(key) if key in rivals else len(key)) % len(free)]
+
+
+def panels(
+    n: int,
+    columns: int,
+    width: float,
+    height: float,
+    left: float = 0.5,
+    bottom: float = 0.5,
+    below: float = 0,
+    polar: bool = False,
+) -> tuple[Figure, list[matplotlib.axes.Axes]]:
+    """A figure of n equal panels of `width` x `height` inches, at most `columns` in a row, with `left` and `bottom` inches
+    for labels in each and `below` for a legend under all. Fixed places: an automatic layout would take most of the time."""
+    columns = min(n, columns)
+    rows = -(-n // columns)
+    right, top = 0.15, 0.36
+    all_width, all_height = width * columns, height * rows + below
+    figure = Figure(figsize=(all_width, all_height))
+    inner = ((width - left - right) / all_width, (height - bottom - top) / all_height)
+    axes = []
+    for i in range(n):
+        row, column = divmod(i, columns)
+        corner = ((column * width + left) / all_width, (all_height - (row + 1) * height + bottom) / all_height)
+        axes.append(figure.add_axes((*corner, *inner), projection="polar" if polar else None))
+    return figure, axes
+
+
+def save(figure: Figure, path: Path) -> str:
+    """Write path.svg and path.png; return the SVG for the page."""
+    text = io.StringIO()
+    with style():  # the canvases themselves: savefig would draw everything twice
+        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": "ecgmatch report"})  # type: ignore[no-untyped-call]
+        figure.set_facecolor("white")
+        figure.set_dpi(130)
+        FigureCanvasAgg(figure).print_png(path.with_name(f"{path.name}.png"), metadata={"Software": None})  # type: ignore[no-untyped-call]
+    path.with_name(f"{path.name}.svg").write_text(text.getvalue(), encoding="utf-8")
+    return inline(text.getvalue(), path.name)
+
+
+def inline(svg: str, key: str) -> str:
+    """An SVG to stand among others in one page: ids of its own, no prologue, ink and rules in the page's colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    prefix = re.sub(r"[^a-zA-Z0-9]", "-", key)
+    svg = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", svg)
+    svg = re.sub(r'xlink:href="#([^"]*)"', rf'href="#{prefix}-\1"', svg)
+    svg = re.sub(r'\b(?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found.group()), svg)
+    svg = re.sub(r'<svg ([^>]*?)width="([\d.]+pt)" height="[\d.]+pt"', r'<svg \1style="width: \2"', svg, count=1)
+    return svg.replace(INK, "currentColor").replace(RULE, "var(--rule)")

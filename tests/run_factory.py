@@ -1,0 +1,240 @@
+"""Writes small run folders as `ecgmatch train` does: random but consistent predictions, metrics by scikit-learn."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from sklearn import metrics as sk
+
+from ecgmatch_dist.config import Config
+
+CLASSES = ("CD", "Rhythm", "STT", "Other", "Normal")
+DATABASES = ("g12ec", "ptbxl", "ningbo", "chapman")
+PREVALENCE = np.array([0.15, 0.6, 0.3, 0.2, 0.12])
+METHODS = {
+    "mixmatch": 0.5,
+    "fixmatch": 1.5,
+    "flexmatch": 1.6,
+    "dst": 1.4,
+    "percentmatch": 1.55,
+    "softmatch": 1.6,
+    "ups": 1.65,
+}
+QUALITY = {"supervised": 1.2, **METHODS, "ecgmatch": 1.9}
+"""How far positives and negatives lie apart."""
+
+
+def measure(labels: NDArray[np.uint8], p: NDArray[np.float32], thresholds: NDArray[np.float64]) -> dict[str, Any]:
+    """The metrics of result.json, by scikit-learn."""
+    guess = (p >= thresholds).astype(int)
+    of_class: dict[str, Any] = {}
+    absent = []
+    for c, short in enumerate(CLASSES):
+        y, prevalence = labels[:, c], float(labels[:, c].mean())
+        entry = dict.fromkeys(("ap", "auc", "gbeta", "fbeta", "precision", "recall"))
+        if 0 < prevalence < 1:
+            _, fp, fn, tp = sk.confusion_matrix(y, guess[:, c]).ravel()
+            entry = {"ap": sk.average_precision_score(y, p[:, c]), "auc": sk.roc_auc_score(y, p[:, c])}
+            entry |= {"gbeta": float(tp / (tp + fp + 2 * fn)), "fbeta": sk.fbeta_score(y, guess[:, c], beta=2)}
+            entry |= {
+                "precision": sk.precision_score(y, guess[:, c], zero_division=0),
+                "recall": sk.recall_score(y, guess[:, c]),
+            }
+        else:
+            absent.append(short)
+        of_class[short] = {**entry, "prevalence": prevalence, "threshold": float(thresholds[c])}
+
+    def macro(name: str) -> float:
+        return float(np.mean([v[name] for s, v in of_class.items() if s not in absent]))
+
+    return {
+        "ranking_loss": sk.label_ranking_loss(labels, p),
+        "hamming_loss": sk.hamming_loss(labels, guess),
+        "coverage": sk.coverage_error(labels, p),
+        "map": macro("ap"),
+        "macro_auc": macro("auc"),
+        "macro_gbeta": macro("gbeta"),
+        "macro_fbeta": macro("fbeta"),
+        "accuracy": sk.accuracy_score(labels, guess),
+        "per_class": of_class,
+        "absent": absent,
+    }
+
+
+def predict(
+    rng: np.random.Generator, labels: NDArray[np.uint8], quality: float, features: int
+) -> dict[str, NDArray[Any]]:
+    """Probabilities that know something of the labels, and features with the same directions."""
+    logits = quality * (2.0 * labels - 1) + rng.normal(0, 1.5, labels.shape)
+    p = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    z = logits @ rng.normal(size=(labels.shape[1], features)) + rng.normal(size=(len(labels), features))
+    return {"probabilities": p, "features": z.astype(np.float32)}
+
+
+def split_of(protocol: str, database: str, ratio: float, seed: int, sizes: dict[str, int]) -> dict[str, Any]:
+    """A split of `sizes` recordings: 0.8/0.1/0.1 within and mix, 0.9/0.1 and the whole held-out database for cross."""
+    databases = {"within": [database], "cross": [d for d in sizes if d != database], "mix": list(sizes)}[protocol]
+    parts: dict[str, list[str]] = {part: [] for part in ("labelled", "unlabelled", "validation", "test")}
+    for name in databases:
+        keys = [f"{name}/r{i:05}" for i in range(sizes[name])]
+        train = int(len(keys) * (0.9 if protocol == "cross" else 0.8))
+        stop = len(keys) if protocol == "cross" else int(len(keys) * 0.9)
+        labelled = max(1, int(train * ratio))
+        parts["labelled"] += keys[:labelled]
+        parts["unlabelled"] += keys[labelled:train]
+        parts["validation"] += keys[train:stop]
+        parts["test"] += keys[stop:]
+    if protocol == "cross":
+        parts["test"] = [f"{database}/r{i:05}" for i in range(sizes[database])]
+    where = "mix" if protocol == "mix" else f"{protocol}-{database}"
+    split = {
+        "name": f"{where}@{ratio:g}.s{seed}",
+        "protocol": protocol,
+        "databases": databases,
+        "test_database": database if protocol == "cross" else None,
+        "ratio": ratio,
+        "seed": seed,
+        "scheme": "ecgmatch5",
+        "parts": parts,
+        "counts": {},
+        "manifests": {},
+    }
+    return {**split, "sha256": hashlib.sha256(json.dumps(split, sort_keys=True).encode()).hexdigest()}
+
+
+def write_curves(folder: Path, rng: np.random.Generator, method: str, final: float, steps: int) -> None:
+    lines = []
+    for step in range(10, steps + 1, 10):
+        done = step / steps
+        train = {"loss": 0.5 - 0.2 * done + rng.normal(0, 0.01), "loss/b": 0.3 - 0.1 * done, "lr": 0.03 * (1 - done)}
+        if method == "ecgmatch":
+            train |= {"loss/u": 0.1 - 0.05 * done, "loss/f": 0.2 - 0.1 * done}
+            train |= {f"agreement/{c}": 0.5 + 0.3 * done for c in CLASSES} | {
+                f"positive_rate/{c}": 0.2 for c in CLASSES
+            }
+        lines.append({"step": step, "time": 1e9 + step, "kind": "train", **train})
+        if step % 50 == 0:
+            value = {"map": final * (0.6 + 0.4 * done) + rng.normal(0, 0.005), "macro_auc": 0.7 + 0.2 * done}
+            if method == "ecgmatch":
+                value |= {
+                    "hidden/pseudo_map": final * (0.5 + 0.4 * done),
+                    "hidden/own_map": final * (0.55 + 0.4 * done),
+                }
+                value |= {f"hidden/pseudo_ap/{c}": 0.5 + 0.2 * done for c in CLASSES}
+            lines.append({"step": step, "time": 1e9 + step, "kind": "validation", **value})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_run(
+    root: Path,
+    method: str = "ecgmatch",
+    *,
+    protocol: str = "within",
+    database: str = "chapman",
+    ratio: float = 0.05,
+    seed: int = 20,
+    sizes: dict[str, int] | int = 2000,
+    tag: str = "",
+    change: dict[str, Any] | None = None,
+    quality: float | None = None,
+    features: int = 8,
+    steps: int = 200,
+) -> Path:
+    """One run folder. `change`: settings as {"method.lambda_u": 0.0}; `sizes`: recordings of each database."""
+    sizes = dict.fromkeys(DATABASES, sizes) if isinstance(sizes, int) else sizes
+    split = split_of(protocol, database, ratio, seed, sizes)
+    name = f"{split['name']}.{method}" + (f".{tag}" if tag else "")
+    rng = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
+    truth = np.random.default_rng([seed, len(split["parts"]["test"])])
+    folder = root / name
+    (folder / "predictions").mkdir(parents=True)
+
+    config = Config(split=Path(f"splits/{split['name']}.json"), tag=tag).to_json()
+    if method != "ecgmatch":
+        config["method"] = {"name": method}
+    for key, value in (change or {}).items():
+        *path, last = key.split(".")
+        inner = config
+        for step in path:
+            inner = inner[step]
+        inner[last] = value
+    meaning = hashlib.sha256(json.dumps([config, tag], sort_keys=True).encode()).hexdigest()[:16]
+
+    thresholds = np.full(len(CLASSES), 0.4)
+    measured = {}
+    for part in ("validation", "test"):
+        n = max(len(split["parts"][part]), 30)
+        labels = (truth.random((n, len(CLASSES))) < PREVALENCE).astype(np.uint8)
+        arrays = predict(rng, labels, quality or QUALITY.get(method, 1.0), features)
+        ids = np.array(split["parts"][part] or [f"x/{i}" for i in range(n)])
+        np.savez(folder / "predictions" / f"{part}.npz", ids=ids, labels=labels, **arrays)
+        measured[part] = measure(labels, arrays["probabilities"], thresholds)
+    if method == "ecgmatch":
+        R = np.eye(len(CLASSES)) * 0.7 + 0.2
+        np.savez(folder / "correlation.npz", R_b=R, R_u=np.clip(R + rng.normal(0, 0.05, R.shape), 0, 1))
+    save_file(
+        {"w": np.zeros(1, np.float32)},
+        folder / "best.safetensors",
+        {"preprocess": json.dumps({"rate": 100, "length": 1024})},
+    )
+    write_curves(folder, rng, method, measured["validation"]["map"], steps)
+
+    environment = {
+        "version": "0.1.0",
+        "git": "abc1234",
+        "python": "3.11",
+        "torch": "2.13.0",
+        "packages": {},
+        "host": "node1",
+    }
+    environment |= {
+        "command": ["ecgmatch", "train"],
+        "world_size": 2,
+        "devices": ["cpu"],
+        "started": "2026-01-01T00:00:00+00:00",
+    }
+    result = {key: split[key] for key in ("protocol", "databases", "test_database", "ratio", "seed", "scheme")}
+    result |= {
+        "name": name,
+        "split": split["name"],
+        "split_sha256": split["sha256"],
+        "classes": list(CLASSES),
+        "method": method,
+    }
+    result |= {
+        "tag": tag,
+        "steps": steps,
+        "best_step": steps - 50,
+        "stopped": "steps",
+        "seconds": 61.5,
+        "world_size": 2,
+    }
+    result |= {"thresholds": thresholds.tolist(), "started_from": None, "config_meaning": meaning, **measured}
+    files = {
+        "config.json": {**config, "meaning": meaning},
+        "environment.json": environment,
+        "split.json": split,
+        "result.json": result,
+    }
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+PAPER_SIZES = {"g12ec": 9906, "ptbxl": 19634, "ningbo": 34324, "chapman": 9717}
+
+
+def write_paper_sweep(
+    root: Path, sizes: dict[str, int] | int, methods: tuple[str, ...], seeds: tuple[int, ...], **more: Any
+) -> None:
+    """Within and cross on four databases, and mix: with eight methods and three seeds, the paper's 216 runs."""
+    for method in methods:
+        for seed in seeds:
+            for database in DATABASES:
+                write_run(root, method, database=database, seed=seed, sizes=sizes, **more)
+                write_run(root, method, protocol="cross", database=database, ratio=0.01, seed=seed, sizes=sizes, **more)
+            write_run(root, method, protocol="mix", ratio=0.01, seed=seed, sizes=sizes, **more)
