@@ -95,6 +95,23 @@ def test_one_pass_equals_one_after_another(dtype, length, rows, step, strong, wi
     assert torch.equal(apply_queue(x, queue), torch.from_numpy(augment_reference(x.numpy(), queue)))
 
 
+def test_known_draws_never_change():
+    """A later version must draw the same views, or old runs cannot be resumed or compared."""
+    keys = keys_of(2)
+    queue = draw_queue(config.Augment(), keys, torch.zeros(2, 12, 1000), strong=True)
+    assert queue.used.int().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
+    assert queue.order.tolist() == [[1, 0, 3, 2], [3, 0, 1, 2]]
+    assert torch.cat([queue.start, queue.stop], 1).tolist() == [[16, 834], [630, 790]]
+    assert queue.lead.tolist() == [[8, 3, 11, 2, 0, 1, 5, 4, 9, 10, 6, 7], [4, 6, 5, 11, 8, 9, 3, 7, 10, 0, 2, 1]]
+    view = draw_mild(keys, torch.zeros(2, 12, 1000), MILD_STRONG)
+    assert view.shift.tolist() == [285, 66]
+    assert view.start.tolist() == [
+        [0, 53, 53, 53, 53, 53, 53, 0, 53, 53, 53, 53],
+        [691, 691, 0, 691, 691, 691, 691, 691, 691, 691, 0, 691],
+    ]
+    np.testing.assert_allclose(view.gain[:, :2], [[0.6863, 0.9602], [1.1733, 1.6523]], atol=1e-4)
+
+
 def test_all_queues_occur_with_their_probabilities():
     """Weak: each with 1/4. Strong: 1, 2, 3, 4 transformations with 1, 21, 36, 6 of 64, all orders alike."""
     keys = keys_of(20_000)
