@@ -142,6 +142,7 @@ class MemoryBank:
         self.within: Group = None
         self.across: Group = None
         if dist.is_initialized():
+            # Each rank makes its own two groups, not all W/L + L of them; that needs a default group without `device_id`.
             limit = timedelta(minutes=timeout_minutes)
             within = range(self.copy * shard_group, (self.copy + 1) * shard_group)
             self.within = dist.new_group(list(within), timeout=limit, use_local_synchronization=True)

@@ -294,9 +294,9 @@ class Choice:
 def choose_backend(queries: int, rows: int, dim: int, k: int, device: torch.device, repetitions: int = 3) -> Choice:
     """Time the exact backends on random data of the real shapes and check each against the careful search.
 
-    Every rank may choose for itself: the results do not depend on the choice. A million rows are enough to tell.
+    Every rank may choose for itself: the results do not depend on the choice. 262,144 rows are enough to tell.
     """
-    rows = min(rows, 1 << 20)
+    rows = min(rows, 1 << 18)
     generator = torch.Generator().manual_seed(0)  # its own: the run's random numbers must not depend on this
     q = normalise(torch.randn(queries, dim, generator=generator)).to(device)
     z = normalise(torch.randn(rows, dim, generator=generator)).to(device)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ecgmatch_dist import search
+from ecgmatch_dist.bench.search import bench_search
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.ivf import IVFSearch
 from ecgmatch_dist.search import (
@@ -27,6 +28,7 @@ from ecgmatch_dist.search import (
     check_faiss,
     choose_backend,
     exact_search,
+    faiss_threads,
     normalise,
     reference_search,
     require_backend,
@@ -331,3 +333,11 @@ def test_ivf_on_tiny_banks() -> None:
     z = points("random", 6, 4)
     assert same(IVFSearch().search(z, z, 5), reference_search(z, z, 5))
     assert IVFSearch().search(z, z[:3], 5).rows[:, 3:].eq(3).all()
+
+
+def test_benchmark_compares_with_faiss_as_installed() -> None:
+    ours = faiss_threads().cvar.distance_compute_blas_threshold
+    rows = bench_search(600, 8, 8, 3, 1, defaults=(20, 1024))
+    assert {row.what for row in rows} == {f"search of 600 rows by {name}" for name in EXACT}
+    assert all(row.ratio == pytest.approx(row.other_value / row.ours_value) for row in rows)
+    assert faiss.cvar.distance_compute_blas_threshold == ours == 1

@@ -1,0 +1,131 @@
+"""The search and the exchange of the banks, against Faiss as it is installed, matmul and topk, gathering the bank."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from ecgmatch_dist.bank import MemoryBank, step_bytes
+from ecgmatch_dist.bench import Comparison, interleave, show
+from ecgmatch_dist.distributed import all_gather
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.search import BACKENDS, available, exact_search, faiss_threads, normalise
+
+CPU = torch.device("cpu")
+CLASSES = 5
+
+
+def random_rows(n: int, dim: int, seed: int) -> Tensor:
+    return normalise(torch.randn(n, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+@contextmanager
+def as_installed(threshold: int, block: int) -> Iterator[None]:
+    """Faiss with the settings that it came with."""
+    variables = faiss_threads().cvar
+    ours = variables.distance_compute_blas_threshold, variables.distance_compute_blas_database_bs
+    variables.distance_compute_blas_threshold, variables.distance_compute_blas_database_bs = threshold, block
+    yield
+    variables.distance_compute_blas_threshold, variables.distance_compute_blas_database_bs = ours
+
+
+def bench_search(
+    rows: int, queries: int, dim: int, k: int, repeats: int, defaults: tuple[int, int]
+) -> list[Comparison]:
+    """One step's search, in every exact backend; ours includes the canonical scores and the check for lost ties."""
+    q, z = random_rows(queries, dim, 1), random_rows(rows, dim, 2)
+    flat = faiss_threads().IndexFlatIP(dim)
+    flat.add(z.numpy())
+
+    def faiss_default() -> None:
+        with as_installed(*defaults):
+            flat.search(q.numpy(), k)
+
+    ways: dict[str, Callable[[], object]] = {"IndexFlatIP": faiss_default, "topk": lambda: (q @ z.T).topk(k, 1)}
+    ways |= {name: partial(exact_search, q, z, k, BACKENDS[name]) for name in available(CPU)}
+    ms = {name: 1e3 * seconds for name, seconds in interleave(ways, repeats).items()}
+    out = []
+    for name in available(CPU):
+        for other, label in (("IndexFlatIP", "faiss.IndexFlatIP as installed"), ("topk", "torch matmul, topk")):
+            what = f"search of {rows:,} rows by {name}"
+            out.append(Comparison(what, label, ms[name], ms[other], "ms", ms[other] / ms[name]))
+    return out
+
+
+def exchange_rank(rank: int, folder: str, rows: int, queries: int, dim: int, k: int, repeats: int) -> None:
+    """One of two processes with one thread each; rank 0 writes what it measured."""
+    torch.set_num_threads(1)
+    limit = timedelta(minutes=5)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
+    bank = MemoryBank(rows, dim, CLASSES, k, queries, shard_group=2, overlap=False)
+    bank.z[:-1] = random_rows(bank.length, dim, rank)
+    b = queries // 2
+    z, p = random_rows(b, dim, 10 + rank), torch.rand(b, CLASSES)
+    exchange, search = [], []
+    for step in range(repeats + 1):
+        dist.barrier()
+        bank.exchange(torch.arange(b) + rank * b, z, p, z, step).result()
+        exchange.append(bank.times()["time/exchange"])
+        search.append(bank.times()["time/search"])
+    whole = interleave({"gather": lambda: all_gather(bank.z, name="whole bank")}, repeats)["gather"]
+    if rank == 0:
+        seconds = median(exchange[1:]), median(search[1:]), whole
+        Path(f"{folder}/milliseconds").write_text(" ".join(str(1e3 * value) for value in seconds))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def bench_exchange(rows: int, queries: int, dim: int, k: int, repeats: int) -> list[Comparison]:
+    """The collectives of a step on two ranks, next to gathering the other rank's half of the bank."""
+    with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
+        spawn(exchange_rank, (folder, rows, queries, dim, k, repeats), nprocs=2)  # type: ignore[no-untyped-call]
+        exchange, search, whole = map(float, Path(f"{folder}/milliseconds").read_text().split())
+    what = f"exchange of {rows:,} rows, 2 processes"
+    moved = sum(step_bytes(queries, dim, CLASSES, k, 2, 2).values()) / 2**20
+    half = rows * dim * 4 / 2 / 2**20
+    note = f"each rank receives {moved:.2f} MiB a step instead of {half:.1f} MiB; its search takes {search:.1f} ms"
+    return [Comparison(what, "gathering the bank", exchange, whole, "ms", whole / exchange, note)]
+
+
+def main(
+    rows: tuple[int, ...] = (66_000, 1_000_000),
+    queries: int = 448,
+    dim: int = 128,
+    neighbours: int = 5,
+    repeats: int = 5,
+    json: Path | None = None,
+) -> None:
+    """Exact search in a bank and its exchange between two processes, on this machine's CPU.
+
+    Args:
+        rows: Sizes of the bank.
+        queries: The global unlabelled batch, even.
+        dim: Features of a row.
+        neighbours: K.
+        repeats: Turns of each measurement; the median counts.
+        json: File for the numbers.
+    """
+    if repeats < 1 or queries < 2 or queries % 2 or min(rows) < queries:
+        raise UserError(
+            f"--repeats {repeats} --queries {queries} --rows {rows}: at least 1; even; at least the queries"
+        )
+    import faiss
+
+    defaults = faiss.cvar.distance_compute_blas_threshold, faiss.cvar.distance_compute_blas_database_bs
+    out: list[Comparison] = []
+    for n in rows:
+        out += bench_search(n, queries, dim, neighbours, repeats, defaults)
+        out += bench_exchange(n, queries, dim, neighbours, repeats)
+    show(
+        f"{queries} queries, D = {dim}, K = {neighbours}, {torch.get_num_threads()} threads, medians of {repeats}",
+        out,
+        json,
+    )
