@@ -1,9 +1,12 @@
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import wfdb
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from recordings import LEADS, make_signal, write_record
 
 from ecgmatch_dist.data.databases import LabelSource, Recipe, load_recipe
@@ -121,7 +124,14 @@ def test_bad_recordings_are_rejected_with_the_reason(tmp_path: Path) -> None:
     path.with_suffix(".mat").mkdir()
     assert rejection(path).kind == "unreadable"
 
-    for text in ("", "# only a comment\n", "nonsense\n", "r 12 100 10\n", "r/2 12 100 10\nr_1 5\nr_2 5\n"):
+    for text in (
+        "",
+        "# only a comment\n",
+        "nonsense\n",
+        "r 12 100 10\n",
+        "r 0 100 10\n",
+        "r/2 12 100 10\nr_1 5\nr_2 5\n",
+    ):
         (tmp_path / "header.hea").write_text(text)
         assert rejection(tmp_path / "header").kind == "header", text
     path = write_record(tmp_path, "still", x, rate=0)
@@ -150,6 +160,19 @@ def test_headers_of_one_kind_do_not_mix(tmp_path: Path) -> None:
     renamed = tmp_path / "renamed"
     shutil.copy(tmp_path / "a.hea", renamed.with_suffix(".hea"))
     np.testing.assert_allclose(read(renamed).signal, x, atol=2e-3)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_header_is_read_or_rejected(tmp_path: Path, data: st.DataObject) -> None:
+    path = write_record(tmp_path, "r1", make_signal(n=20), old=data.draw(st.booleans()))
+    header = bytearray(path.with_suffix(".hea").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(header) - 1))
+        header[start : start + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=4) | st.just(b"0"))
+    path.with_suffix(".hea").write_bytes(header)
+    with suppress(Rejected):
+        assert read(path).signal.shape[0] == 12
 
 
 @pytest.mark.parametrize("folder", ["", "training/georgia/g1", "georgia/g2", "WFDB_Ga", "training/georgia"])

@@ -118,6 +118,9 @@ def test_finished_shards_are_not_written_again(raw: Path, tmp_path: Path, monkey
     shards.build(OWN, raw, tmp_path / "out", CPU, shard_size=2)
     assert written == ["r2", "r3"]
     assert contents(folder) == before
+    (folder / "own-000000.tar").unlink()
+    shards.build(OWN, raw, tmp_path / "out", CPU, shard_size=2)
+    assert contents(folder) == before
 
 
 def test_killed_build_goes_on(raw: Path, tmp_path: Path) -> None:
@@ -314,7 +317,12 @@ def test_command_line(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert error.value.code == (
         f"ecgmatch: {tmp_path}/nowhere: no such folder; --raw is where the recordings of chapman lie"
     )
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="no recordings"):
+        run("chapman", "--raw", str(tmp_path / "empty"), "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="rate 0, length 6144"):
+        run("chapman", "--raw", str(raw), "--out", str(tmp_path / "out"), "--rate", "0")
     with pytest.raises(SystemExit, match="at least 1 and 0"):
         run("chapman", "--raw", str(raw), "--out", str(tmp_path / "out"), "--shard-size", "0")
     run(

@@ -72,6 +72,10 @@ def test_any_rate(rate: float) -> None:
     assert "resampled" in flags
 
 
+def test_a_rate_far_above_the_target() -> None:
+    np.testing.assert_allclose(resample(np.full((12, 9000), 7.0), 1e6, 250), np.full((12, 3), 7.0), atol=1e-6)
+
+
 def test_a_single_sample_is_not_too_short() -> None:
     out, flags = preprocess(np.ones((12, 1)), 500, OFFICIAL)
     assert not out.any()

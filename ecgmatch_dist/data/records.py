@@ -120,7 +120,7 @@ def read_recording(ref: RecordRef, annotations: dict[str, Annotation] | None = N
 def _read_signal(path: Path, lines: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
     """Header lines -> rate and signal [12, n] in mV."""
     match = rx_record.match(lines[0]) if lines else None
-    if match is None or match["n_seg"] or len(lines) != int(match["n_sig"]) + 1:
+    if match is None or match["n_seg"] or len(lines) < 2 or len(lines) != int(match["n_sig"]) + 1:
         raise Rejected("header", "not a single-segment WFDB header with one line a lead")
     fields = _signal_fields(path, match["record_name"], lines[1:])
     order = _standard_order(fields["sig_name"])
@@ -128,7 +128,7 @@ def _read_signal(path: Path, lines: Sequence[str]) -> tuple[float, NDArray[np.fl
     if not MILLIVOLTS.keys() >= set(units):
         raise Rejected("units", f"{' '.join(sorted(set(units)))}: not a voltage")
     rate = float(match["fs"] or 250)  # WFDB's default
-    if rate <= 0:
+    if rate < 1:
         raise Rejected("header", f"sampling rate {rate:g}")
     to_mv = np.array([MILLIVOLTS[unit] for unit in units])
     if _is_plain(fields):
@@ -199,10 +199,11 @@ def _read_plain(
 ) -> NDArray[np.float32]:
     """Signal file -> [12, n] in mV; NaN where there is no value. `samples` 0: as many as the file holds."""
     offset, signals = fields["byte_offset"][0] or 0, len(fields["fmt"])
-    raw = np.fromfile(file, "<i2", count=samples * signals if samples else -1, offset=offset)
-    if len(raw) < max(samples, 1) * signals:
-        raise Rejected("cut short", f"{file.name} holds {len(raw) // signals} of {samples} samples")
-    digital = raw[: len(raw) // signals * signals].reshape(-1, signals).T[order]
+    held = max(file.stat().st_size - offset, 0) // (2 * signals)
+    if held < max(samples, 1):
+        raise Rejected("cut short", f"{file.name} holds {held} of {samples} samples")
+    raw = np.fromfile(file, "<i2", count=(samples or held) * signals, offset=offset)
+    digital = raw.reshape(-1, signals).T[order]
     signal = digital.astype(np.float32)
     signal -= np.array([fields["baseline"][v] for v in order], np.float32)[:, None]
     signal *= (to_mv / np.array([fields["adc_gain"][v] for v in order])).astype(np.float32)[:, None]

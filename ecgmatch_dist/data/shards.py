@@ -99,7 +99,10 @@ def _check_plan(folder: Path, described: dict[str, Any]) -> None:
     """Write what is to be built to build.json, or compare with what was begun there."""
     path = folder / "build.json"
     if path.exists():
-        begun = json.loads(path.read_text())
+        try:
+            begun = json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"{path}: cannot be read ({error}); remove that folder to build it anew") from None
         for key in described:
             if begun.get(key) != described[key]:
                 raise UserError(
@@ -292,11 +295,10 @@ def build(
     started = time.monotonic()
     folder = out / recipe.database
     try:
-        find_folder(recipe, raw)
+        jobs = plan(recipe, raw, out, settings, shard_size, labels, strict)
         with _locked(folder):
             for leftover in folder.glob(".*.partial"):  # of a build that was killed
                 leftover.unlink()
-            jobs = plan(recipe, raw, out, settings, shard_size, labels, strict)
             shards = run(jobs, min(workers, len(jobs)))
             manifest = finish(jobs, shards, recipe)
     except OSError as error:
@@ -345,5 +347,6 @@ def main(
     if shard_size < 1 or workers < 0:
         raise UserError(f"--shard-size {shard_size} --workers {workers}: at least 1 and 0")
     settings = PRESETS[preset]
-    settings = replace(settings, rate=rate or settings.rate, length=length or settings.length)
+    settings = replace(settings, rate=settings.rate if rate is None else rate)
+    settings = replace(settings, length=settings.length if length is None else length)
     build(load_recipe(name), raw, out, settings, workers or len(os.sched_getaffinity(0)), shard_size, labels, strict)

@@ -17,7 +17,7 @@ from ecgmatch_dist.errors import UserError
 
 Array = NDArray[np.floating]
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
-CLIPPED_SHARE, CLIPPED_RANGE = 0.01, 0.5
+CLIPPED_SHARE, CLIPPED_RANGE = 0.02, 0.5
 """A lead is clipped when this share of its samples equals its maximum (or minimum) and it spans at least so many mV:
 quantisation alone lets a quiet lead visit its extremes often."""
 
@@ -109,7 +109,7 @@ def _clipped(x: Array, low: Array, high: Array) -> NDArray[np.bool_]:
 
 def resample(x: Array, rate: float, target: float) -> Array:
     """[12, n] at `rate` -> [12, ceil(n * target / rate)]; also between rates that are no integers."""
-    ratio = Fraction(target / rate).limit_denominator(1000)
+    ratio = Fraction(target / rate).limit_denominator(round(1000 * max(1, rate / target)))
     # padtype="line": an offset of the baseline must not ring at the ends, as it would against zeros.
     y: Array = dsp.resample_poly(x, ratio.numerator, ratio.denominator, axis=1, padtype="line")
     return y

@@ -56,12 +56,12 @@ class Shard:
 
 def build_shard(job: ShardJob, tick: Callable[[int], None] = lambda _: None) -> Shard:
     """Write one shard, unless it is finished already. Called in any process; `tick` is told of recordings done."""
-    table = job.folder / f"{job.name}.csv"
-    if not table.exists():
-        _write_shard(job, tick)
-    else:
+    table, tar = job.folder / f"{job.name}.csv", job.folder / f"{job.name}.tar"
+    if table.exists() and (tar.exists() or read_rows(table).empty):
         tick(len(job.refs))
-    kept, tar = len(read_rows(table)), job.folder / f"{job.name}.tar"
+    else:
+        _write_shard(job, tick)
+    kept = len(read_rows(table))
     if kept == 0:
         return Shard(f"{job.name}.tar", "", 0, 0, len(job.refs))
     return Shard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
@@ -105,9 +105,10 @@ def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int
     signal, flags = preprocess(recording.signal, recording.rate, job.settings)
     data = torch.from_numpy(signal).half().numpy().tobytes()  # numpy rounds to 16 bits twenty times slower
     about = _about(job, recording, job.scheme.names(label), flags)
-    writer.write({"__key__": ref.key, "ecg.npy": npy_header(job.settings.length) + data})
-    end = writer.tarstream.offset  # of the member's last block; the data stand before it, padded to blocks of 512
-    offset = end - _blocks(len(npy_header(job.settings.length)) + len(data)) + len(npy_header(job.settings.length))
+    header = npy_header(job.settings.length)
+    writer.write({"__key__": ref.key, "ecg.npy": header + data})
+    # The tar stands behind the member now, which fills whole blocks of 512 bytes.
+    offset = writer.tarstream.offset - -(-len(header + data) // 512) * 512 + len(header)
     writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
     return [
         ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.age,
@@ -140,10 +141,6 @@ def npy_header(length: int) -> bytes:
         stream, {"descr": "<f2", "fortran_order": False, "shape": (len(LEADS), length)}
     )
     return stream.getvalue()
-
-
-def _blocks(size: int) -> int:
-    return -(-size // 512) * 512
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
