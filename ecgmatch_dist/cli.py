@@ -16,6 +16,7 @@ COMMANDS = {
     "shards verify": ("ecgmatch_dist.data.verify:main", "check shards and draw their card"),
     "split": ("ecgmatch_dist.data.splits:main", "labelled / unlabelled / validation / test, once, in one file"),
     "train": ("ecgmatch_dist.train:command", "train one run (the same as torchrun -m ecgmatch_dist.train)"),
+    "report": ("ecgmatch_dist.report:main", "runs -> the paper's tables, statistics and figures on one page"),
     "monitor": ("ecgmatch_dist.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
     "bench": ("ecgmatch_dist.bench:main", "measure against what one would use instead"),

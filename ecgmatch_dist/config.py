@@ -42,6 +42,8 @@ class Augment:
 
     pipeline: Literal["ecgaugment", "sequential", "mild"] = "ecgaugment"
     """ecgaugment: the paper's; sequential: the fixed sequence it compares with; mild: views that keep the diagnosis."""
+    labelled: Literal["weak", "strong"] = "weak"
+    """The view of the labelled signals: weak (paper), or strong where few labels are soon learnt by heart."""
     granularity: Literal["sample", "batch"] = "sample"
     """Draw the transformations for each signal (paper) or once a batch (official code)."""
     noise_weak: float = 0.05

@@ -60,8 +60,8 @@ class Views:
 
     @cached_property
     def labelled(self) -> View:
-        """w(x_b)."""
-        return self._view(0, self.x_b, self.ids_b, strong=False)
+        """w(x_b), or g(x_b) where the settings say so."""
+        return self._view(0, self.x_b, self.ids_b, strong=self.augment.settings.labelled == "strong")
 
     @cached_property
     def weak(self) -> View:
