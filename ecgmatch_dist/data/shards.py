@@ -213,7 +213,7 @@ def run(jobs: Sequence[ShardJob], workers: int) -> list[Shard]:
         context.set_forkserver_preload([build_shard.__module__])  # imported once, not by each worker
         done = context.Value("q", 0)
         shards: dict[int, Shard] = {}
-        with _one_thread_each(), ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool:
+        with ProcessPoolExecutor(workers, context, _start_worker, (done,)) as pool:
             futures = {pool.submit(_build_in_worker, job): job.number for job in jobs}
             try:
                 while futures:
@@ -235,17 +235,6 @@ def _reported(shard: Shard) -> Shard:
     if not sys.stderr.isatty():
         print(f"{shard.name}: {shard.recordings} kept, {shard.rejected} rejected", file=sys.stderr)
     return shard
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Workers started inside compute with one thread: there are as many workers as cores."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
 
 
 class _Bar:

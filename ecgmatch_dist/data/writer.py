@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import webdataset as wds
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.manifest import COLUMNS, file_sha256, read_rows, sync_folder, write_atomically
@@ -60,7 +61,9 @@ def build_shard(job: ShardJob, tick: Callable[[int], None] = lambda _: None) -> 
     if table.exists() and (tar.exists() or read_rows(table).empty):
         tick(len(job.refs))
     else:
-        _write_shard(job, tick)
+        # One thread: workers do not fight for cores, and the last bit of a matrix product depends on their number.
+        with threadpool_limits(1):
+            _write_shard(job, tick)
     kept = len(read_rows(table))
     if kept == 0:
         return Shard(f"{job.name}.tar", "", 0, 0, len(job.refs))
