@@ -83,7 +83,10 @@ class AttentionCNN(nn.Module):
         self.auxiliary: nn.Module | None = None  # heads of a method that needs more than one; learns with this network
         for parameter in self.parameters():
             if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                # With explicit strides, since a 1 x 1 kernel passes for both layouts: DDP compares them with the gradient's.
+                out, into, height, length = parameter.shape
+                strides = (into * height * length, 1, into * length, into)
+                parameter.data = torch.empty_strided(parameter.shape, strides).copy_(parameter.data)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Output:
         """`keys` int64 [b] decide the dropout mask in training, so that it does not depend on rank or batching."""

@@ -1,6 +1,7 @@
 """Watching a run: TensorBoard, the same numbers as JSON lines, a progress bar on a terminal and plain lines in the log."""
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -42,13 +43,19 @@ class Monitor:
         self.folder, self.active, self.steps, self.title = folder, active, steps, folder.name
         self.console = Console(stderr=True)
         self.progress: Progress | None = None
+        self.started = False
         if active:
             self.log = (folder / "log.txt").open("a", encoding="utf-8")
+            # Warnings of the parts (a search backend left out, a recall too low) belong to the record.
+            self.handler = logging.StreamHandler(self.log)
+            self.handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+            logging.getLogger("ecgmatch_dist").addHandler(self.handler)
 
     def start(self, step: int) -> None:
         """Begin to record behind `step`, the last one that counts: 0, or the checkpoint's."""
         if not self.active:
             return
+        self.started = True
         forget_after(self.folder / "metrics.jsonl", step)
         self.file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         # purge_step hides what an interrupted run wrote beyond its last checkpoint: one curve across restarts.
@@ -143,11 +150,13 @@ class Monitor:
         if not self.active:
             return
         self.active = False
+        logging.getLogger("ecgmatch_dist").removeHandler(self.handler)
         if self.progress:
             self.progress.stop()
-        self.board.close()
-        self.file.close()
         self.log.close()
+        if self.started:
+            self.board.close()
+            self.file.close()
 
 
 def forget_after(path: Path, step: int) -> None:
