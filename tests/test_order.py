@@ -84,3 +84,10 @@ def test_window_order_changes_with_the_epoch() -> None:
     sizes = np.full(10, 20)
     one, two = (WindowPermutation(sizes, 3, 1, epoch)(np.arange(200)) for epoch in (0, 1))
     assert (one == two).sum() < 10
+
+
+def test_windows_of_one_epoch_are_mixed_differently() -> None:
+    order = WindowPermutation(np.full(4, 50), 1, 1, 0)
+    inside = order(np.arange(200)).reshape(4, 50) % 50
+    for i, one in enumerate(inside):
+        assert all((one == other).sum() < 10 for other in inside[:i])

@@ -281,6 +281,15 @@ def test_threads_fetch_together_within_the_bound(shards: Any, server: Server, tm
     assert not list((cache / "shards").glob("*.part"))
 
 
+def test_threads_that_want_one_shard_fetch_it_once(shards: Any, server: Server, tmp_path: Path) -> None:
+    server.delay = 0.05
+    s = ShardStore(server.url, ["chapman"], cache=tmp_path / "cache")
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(s.read, [np.arange(5)] * 4):
+            assert np.array_equal(got, shards[1][:5])
+    assert server.asked.count("chapman-000000.tar") == 1
+
+
 def test_processes_share_a_cache(shards: Any, server: Server, tmp_path: Path) -> None:
     server.delay = 0.02
     code = (

@@ -293,18 +293,32 @@ def test_remote_shards_in_windows_through_a_small_cache(place: Path, store: Shar
     with Server(place) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         size = max(shard.bytes for shard in store.shards)
-        far = ShardStore(server.url, ["chapman", "g12ec"], cache=tmp_path, cache_bytes=4 * size)
+        far = ShardStore(server.url, ["chapman", "g12ec"], cache=tmp_path, cache_bytes=6 * size)
         rows = part(101)
         with pytest.raises(UserError, match="larger cache or a smaller window"):
-            Stream(far, rows, 10, 3, 0, 1)
+            Stream(far, rows, 4, 3, 0, 1)
         with pytest.raises(UserError, match="larger cache or a smaller window"):
-            Stream(far, rows, 10, 3, 0, 1, window=3)
-        near = Stream(store, rows, 10, 3, 0, 1, window=2)
-        for g, batch in enumerate(Stream(far, rows, 10, 3, 0, 1, window=2).iterate(0, 10, readers=1, ahead=1)):
+            Stream(far, rows, 4, 3, 0, 1, window=3)
+        near = Stream(store, rows, 4, 3, 0, 1, window=2)
+        for g, batch in enumerate(Stream(far, rows, 4, 3, 0, 1, window=2).iterate(0, 25, readers=1, ahead=1)):
             assert np.array_equal(batch.ids, near.ids(g))
             assert np.array_equal(batch.x, near[g].x)
-            assert sum(path.stat().st_size for path in (tmp_path / "shards").glob("*.tar")) <= 4 * size
         fetched = [name for name in server.asked if name.endswith(".tar")]
         server.shutdown()
     assert len(set(fetched)) == len(store.shards)
-    assert len(fetched) <= len(store.shards) + 4  # once each, and perhaps the first windows of the next epoch
+    assert len(fetched) <= len(store.shards) + 2  # once each, and the first window of the next epoch
+
+
+def test_the_next_window_is_fetched_when_one_is_entered(store: ShardStore, monkeypatch: Any) -> None:
+    fetched: list[int] = []
+    monkeypatch.setattr(store, "fetch", fetched.append)
+    rows = np.arange(101)
+    stream = Stream(store, rows, 1, 3, 0, 1, window=4)
+    batches = stream.iterate(0, 101, readers=1, ahead=1)
+    next(batches)
+    first = set(store.shards_of_rows(rows[[int(stream.ids(g)[0]) for g in range(20)]]).tolist())
+    assert len(first) == 4
+    list(batches)
+    assert not first & set(fetched[:4])
+    assert sorted(fetched[:11]) == sorted(set(range(15)) - first)  # each other shard of this epoch, once
+    assert len(fetched) == 15  # and the first window of the next epoch

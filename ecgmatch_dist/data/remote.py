@@ -132,7 +132,8 @@ class RemoteFolder:
         """Bring the shard into the cache unless it is there; other processes that want it wait for this one."""
         copy = self._copy(shard)
         with locked(copy.with_suffix(".lock")):
-            if copy.exists():
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(copy)  # it is there, and wanted soon: not the next to be evicted
                 return
             part = self._reserve(shard)
             try:

@@ -140,8 +140,8 @@ def check_cache(store: Reader, rows: Ints, window: int | None) -> None:
     if not isinstance(store, ShardStore) or not isinstance(store.source, RemoteFolder):
         return
     sizes = sorted((store.shards[i].bytes for i in np.unique(store.shards_of_rows(rows))), reverse=True)
-    # Readers run ahead, so two windows are in use at their border.
-    need = sum(sizes if window is None else sizes[: 2 * window])
+    # At the border of two windows both are in use, and the next one is being fetched.
+    need = sum(sizes if window is None else sizes[: 3 * window])
     if need > store.source.cache_bytes:
         raise UserError(
             f"{store.source.url}: the stream uses {need:,} bytes of shards at a time and the cache holds "
