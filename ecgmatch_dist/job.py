@@ -22,6 +22,7 @@ from ecgmatch_dist.diagnostics import Diagnostics
 from ecgmatch_dist.distributed import Ranks, barrier, convert_batchnorm
 from ecgmatch_dist.evaluate import Predictions, predict
 from ecgmatch_dist.methods.base import Method, Views
+from ecgmatch_dist.methods.configs import FullySupervised
 from ecgmatch_dist.methods.registry import build as build_method
 from ecgmatch_dist.model import AttentionCNN, build_model
 from ecgmatch_dist.monitor import Monitor
@@ -159,11 +160,11 @@ class Job:
         """The network that is validated and kept."""
         return self.teacher.module if self.config.evaluate.model == "teacher" else self.model
 
-    def predict(self, part: str) -> Predictions:
-        """Of all recordings of a part, on every rank."""
+    def predict(self, part: str, most: int | None = None) -> Predictions:
+        """Of all recordings of a part, or its first `most`, on every rank."""
         share = (self.ranks.rank, self.ranks.world)
-        batches = finite(self.store, self.rows[part], self.config.evaluate.batch, *share)
-        return predict(self.kept, batches, self.labels[part], self.ranks.device, self.dtype)
+        batches = finite(self.store, self.rows[part][:most], self.config.evaluate.batch, *share)
+        return predict(self.kept, batches, self.labels[part][:most], self.ranks.device, self.dtype)
 
     def keep_best(self) -> None:
         if self.ranks.main:
@@ -222,6 +223,9 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     split.check(store)
     labels = {part: split.labels(store, part) for part in split.parts}
     rows = {part: store.rows(ids) for part, ids in split.parts.items()}
+    if isinstance(config.method, FullySupervised):  # the upper bound knows all labels of the training part
+        rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"]])
+        labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
     seed = config.seed or split.seed
     dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
     precision = config.runtime.precision
@@ -279,7 +283,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         optimizer=build_optimizer(config.optim, model),
         monitor=monitor,
         checkpointer=Checkpointer(
-            folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}
+            folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}, folder.fence
         ),
         diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
         dtype=dtype,

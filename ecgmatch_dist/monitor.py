@@ -100,7 +100,9 @@ class Monitor:
         if self.progress:
             self.progress.update(self.task, completed=step, note=note)
         elif step % 100 == 0:
-            self.console.print(f"{self.title}: step {step}/{self.steps}  {note}", highlight=False, markup=False)
+            self.console.print(
+                f"{self.title}: step {step}/{self.steps}  {note}", highlight=False, markup=False, soft_wrap=True
+            )
 
     def curves(
         self, step: int, classes: list[str], labels: NDArray[np.uint8], probabilities: NDArray[np.float32]

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
 from ecgmatch_dist import __version__
 from ecgmatch_dist.config import Config
+from ecgmatch_dist.distributed import Ranks, all_sum_nograd
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.fence import Fence
 from ecgmatch_dist.files import write_atomic, write_json, write_text
 
 PACKAGES = (
@@ -67,6 +70,9 @@ def environment(world_size: int) -> dict[str, Any]:
 class RunFolder:
     """`runs/<name>/`. Rank 0 writes, all ranks read."""
 
+    fence: Fence
+    """Whether this copy of the run may still write; known since `enter`."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -90,35 +96,41 @@ class RunFolder:
             "give this one a --tag or --name of its own, or remove the folder"
         )
 
-    def begin(self, config: Config, world_size: int) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
-        write_json(self.path / "environment.json", environment(world_size))
-        shutil.copyfile(config.split, self.path / "split.json")
+    def enter(self, config: Config, ranks: Ranks) -> None:
+        """Become the one copy of this run that writes here, and note what is run. Called by all ranks."""
+        generation = Fence.take(self.path).generation if ranks.main else 0
+        generation = int(all_sum_nograd(torch.tensor(generation)).item())  # all ranks wait for it here
+        self.fence = Fence(self.path, generation, looks=ranks.main)
+        if ranks.main:
+            check = self.fence.check
+            write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()}, check)
+            write_json(self.path / "environment.json", environment(ranks.world), check)
+            write_atomic(self.path / "split.json", lambda path: shutil.copyfile(config.split, path), check)
 
     def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
         """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""
         state = {name: t for name, t in model.state_dict().items() if not name.startswith("auxiliary.")}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {name: json.dumps(value) for name, value in facts.items()}
-        write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
+        write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata), self.fence.check)
 
     def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
-        folder = self.path / "predictions"
-        folder.mkdir(exist_ok=True)
-        arrays = {"ids": np.array(ids), "labels": predictions.labels}
-        arrays |= {"probabilities": predictions.probabilities, "features": predictions.features}
+        (self.path / "predictions").mkdir(exist_ok=True)
+        p, z = predictions.probabilities.astype(np.float32), predictions.features.astype(np.float32)
+        name = f"predictions/{part}.npz"
+        self.save_arrays(name, ids=np.array(ids), labels=predictions.labels, probabilities=p, features=z)
 
+    def save_arrays(self, name: str, **arrays: NDArray[Any]) -> None:
         def write(path: Path) -> None:
             with path.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
 
-        write_atomic(folder / f"{part}.npz", write)
+        write_atomic(self.path / name, write)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the model card, then the result: its presence means that the run is finished."""
-        write_text(self.path / "model_card.md", model_card(result))
-        write_json(self.path / "result.json", result)
+        write_text(self.path / "model_card.md", model_card(result), self.fence.check)
+        write_json(self.path / "result.json", result, self.fence.check)
 
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any], where: str = "") -> str:

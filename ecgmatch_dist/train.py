@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.splits import Split
-from ecgmatch_dist.distributed import Ranks, all_sum_nograd, barrier, session
+from ecgmatch_dist.distributed import Ranks, all_sum_nograd, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.interrupt import Interrupt
 from ecgmatch_dist.job import Job, build
+from ecgmatch_dist.losses import correlation
 from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import Supervised
 from ecgmatch_dist.methods.ecgmatch import ECGMatch
@@ -33,7 +34,14 @@ from ecgmatch_dist.presets import PRESETS
 from ecgmatch_dist.run import RunFolder
 from ecgmatch_dist.schedule import learning_rate, set_learning_rate
 
-STOPPED = 75  # the exit code of a run that was asked to stop, saved itself and wants to be started again
+
+class Stopped(SystemExit):
+    """The end of a run that was asked to stop, saved itself and wants to be started again; torchrun restarts this code."""
+
+    def __init__(self, warned: bool) -> None:
+        super().__init__(75)
+        self.warned = warned
+        """Slurm gave a warning, or the deadline came: the job can be queued again. A plain SIGTERM is a cancelled job."""
 
 
 def fit(job: Job, interrupt: Interrupt) -> str:
@@ -94,6 +102,7 @@ def log(job: Job, losses: dict[str, Tensor], values: dict[str, float]) -> None:
         raise UserError(f"step {job.step}: the loss is {values['loss']}; lower optim.lr, or look at the inputs")
     seen = job.config.optim.labelled_batch + (job.config.optim.unlabelled_batch if job.unlabelled else 0)
     values |= {"throughput": seen / values["time/step"], "memory_gib": memory_gib(job.ranks.device)}
+    job.folder.fence.check()
     if job.bank:
         values |= {"bank/age": job.bank.age(job.step), **job.bank.times()}
     job.monitor.scalars(job.step, "train", values)
@@ -130,6 +139,11 @@ def finish(job: Job, reason: str) -> None:
         measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
         if job.ranks.main:
             job.folder.save_predictions(part, job.split.parts[part], predictions)
+    if isinstance(job.method, ECGMatch):
+        p_u = torch.from_numpy(job.predict("unlabelled", most=20_000).probabilities)
+        R_u = correlation(p_u, job.method.settings.similarity)
+        if job.ranks.main:
+            job.folder.save_arrays("correlation.npz", R_b=job.method.R_b.cpu().numpy(), R_u=R_u.numpy())
     if job.ranks.main:
         job.folder.finish(job.result(reason, measured))
     test = measured["test"]
@@ -150,21 +164,19 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
         if ranks.main:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
         return folder
-    if ranks.main:
-        folder.begin(config, ranks.world)
-    barrier()
+    folder.enter(config, ranks)
     job = build(config, ranks, folder, split, start)
     resumed = job.resume()
     job.monitor.start(job.step)
     if resumed:
         job.monitor.say(f"resumed at step {job.step}")
-    interrupt = Interrupt()
+    interrupt = Interrupt(folder.fence)
     try:
         reason = job.ended() or fit(job, interrupt)
         if reason == "interrupted":
             job.checkpointer.wait()
             job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
-            sys.exit(STOPPED)
+            raise Stopped(interrupt.warned)
         finish(job, reason)
     finally:
         interrupt.close()
