@@ -60,6 +60,11 @@ def test_block_filter_is_sosfiltfilt(n: int, order: int, band: tuple[float, floa
     np.testing.assert_allclose(bandpass(x, chosen), expected, atol=3e-4 * max(1, np.abs(expected).max()))
 
 
+def test_the_offset_of_an_electrode_costs_no_precision() -> None:
+    x = make_signal(n=1000)
+    np.testing.assert_allclose(bandpass(x + 300, CPU), bandpass(x, CPU), atol=1e-4)
+
+
 @pytest.mark.parametrize("rate", [1000, 500, 257, 128.5, 100, 99.97])
 def test_any_rate(rate: float) -> None:
     t = np.arange(int(8 * rate)) / rate
