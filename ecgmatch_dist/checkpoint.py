@@ -1,9 +1,9 @@
 """Checkpoints that cannot be half written and cannot execute anything.
 
-A checkpoint is a folder `step-000200/`: `state.safetensors` (what all ranks hold alike), one `bank-<first row>.safetensors`
-per block of the banks, and `state.json` (counters, hashes, the size of every file). The folder is written under another name
-and renamed when every rank has finished; the last two are kept. torch.distributed.checkpoint is not used because it loads its
-metadata with pickle.
+A checkpoint is a folder `step-000200.1/` (the step, and the generation of the copy that wrote it: fence.py) with
+`state.safetensors` (what all ranks hold alike), one `bank-<first row>.safetensors` per block of the banks, and `state.json`
+(counters, hashes, the size of every file). The folder is written under another name and renamed when every rank has finished;
+the last two are kept. torch.distributed.checkpoint is not used because it loads its metadata with pickle.
 """
 
 import json
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.fence import Fence
 from ecgmatch_dist.files import sync_folder, write_atomic, write_json
 
 KEEP = 2
@@ -60,9 +61,9 @@ class Checkpoint:
 class Checkpointer:
     """Saves in the background and finds what can be resumed. Every rank has one and calls it at the same steps."""
 
-    def __init__(self, folder: Path, fits: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, fits: Mapping[str, str], fence: Fence | None = None) -> None:
         """`fits` are the hashes (configuration, split) that a checkpoint must carry to be resumed from."""
-        self.folder, self.fits = folder, dict(fits)
+        self.folder, self.fits, self.fence = folder, dict(fits), fence
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if self.distributed else 0
         # Saving meets on a group of its own: its collectives must not interleave with those of the training step.
@@ -86,6 +87,8 @@ class Checkpointer:
         if self.thread:
             self.thread.join()
             self.thread = None
+        if isinstance(self.error, UserError):
+            raise self.error
         if self.error:
             raise UserError(f"{self.folder}: the checkpoint could not be written: {self.error}") from self.error
 
@@ -98,7 +101,8 @@ class Checkpointer:
     def _write(
         self, step: int, state: dict[str, Tensor], first: int, rows: dict[str, Tensor], counters: dict[str, Any]
     ) -> None:
-        final, unfinished = self.folder / f"step-{step:06d}", self.folder / f"unfinished-{step:06d}"
+        name = f"{step:06d}.{self.fence.generation if self.fence else 1}"
+        final, unfinished = self.folder / f"step-{name}", self.folder / f"unfinished-{name}"
         if self.rank == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
@@ -113,11 +117,15 @@ class Checkpointer:
             write_json(
                 unfinished / "state.json", {"step": step, "fits": self.fits, "files": sizes, "counters": counters}
             )
-            shutil.rmtree(final, ignore_errors=True)
+            if self.fence:
+                self.fence.check()
             unfinished.rename(final)
             sync_folder(self.folder)
-            for old in sorted(self.folder.glob("step-*"))[:-KEEP]:
+            for old in sorted(self.folder.glob("step-*"), key=generation_and_step)[:-KEEP]:
                 shutil.rmtree(old)
+            for left in self.folder.glob("unfinished-*"):  # by a copy that was killed while it saved
+                if generation_and_step(left) < generation_and_step(final):
+                    shutil.rmtree(left, ignore_errors=True)
 
     def _meet(self) -> None:
         if self.distributed:
@@ -131,7 +139,7 @@ class Checkpointer:
         notes: list[str] = []
         answer: list[Any] = [None, notes, None]
         if self.rank == 0:
-            for folder in sorted(self.folder.glob("step-*"), reverse=True):
+            for folder in sorted(self.folder.glob("step-*"), key=generation_and_step, reverse=True):
                 try:
                     answer[0] = (folder.name, self._read(folder))
                     break
@@ -161,6 +169,12 @@ class Checkpointer:
             with safe_open(folder / name, "pt") as file:
                 file.keys()
         return {"step": record["step"], **record["counters"]}
+
+
+def generation_and_step(folder: Path) -> tuple[int, int]:
+    """The age of a checkpoint: what an older copy of the run wrote late never hides what a newer one wrote."""
+    step, generation = folder.name.split("-")[1].split(".")
+    return int(generation), int(step)
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,40 +1,63 @@
 """Being asked to stop: every rank's signal handler only raises a flag, and all ranks agree on the step at which they stop."""
 
+import os
 import signal
+import time
 from types import FrameType
 
 import torch
 from torch import distributed as dist
 
+from ecgmatch_dist.fence import Fence, Superseded
+
+DEADLINE = "ECGMATCH_STOP_AT"  # seconds since the epoch: where no signal tells of the time limit, this does
+
 
 class Interrupt:
-    """SIGTERM and SIGUSR2 (Slurm's warnings). The flag is summed over the ranks behind the step and read one step later, so
-    that no step waits for it, on a group of its own that also works while the devices are busy."""
+    """SIGTERM, SIGUSR2 (Slurm's warnings), the deadline, and a newer copy of the run. The flags are summed over the ranks
+    behind the step and read one step later, so that no step waits for them, on a group of its own that also works while the
+    devices are busy."""
 
-    def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR2)) -> None:
-        self.raised = False
+    def __init__(
+        self,
+        fence: Fence | None = None,
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR2),
+    ) -> None:
+        self.fence, self.received = fence, set[int]()
+        self.deadline = float(os.environ.get(DEADLINE, "inf"))
+        self.warned = False  # by SIGUSR2 or the deadline: whoever gave the warning expects the run to be started again
+        self.superseded = ""
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.group = dist.new_group(backend="gloo") if self.distributed else None
         self.pending: tuple[dist.Work, torch.Tensor] | None = None
         self.previous = {number: signal.signal(number, self._raise) for number in signals}
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        self.raised = True
+        self.received.add(number)
+
+    def _flags(self) -> torch.Tensor:
+        """What this rank knows: asked to stop, warned, superseded."""
+        warned = signal.SIGUSR2 in self.received or time.time() > self.deadline
+        self.superseded = self.superseded or (self.fence.lost() if self.fence else "")
+        return torch.tensor([int(bool(self.received) or warned), int(warned), int(bool(self.superseded))])
 
     def agreed(self) -> bool:
         """Called once a step by every rank; true on all of them at the same step."""
-        if not self.distributed:
-            return self.raised
-        answer = False
-        if self.pending:
-            work, flag = self.pending
-            work.wait()
-            answer = bool(flag.item())
-        flag = torch.tensor([int(self.raised)])
-        work = dist.all_reduce(flag, group=self.group, async_op=True)
-        assert work is not None
-        self.pending = (work, flag)
-        return answer
+        flags = self._flags()
+        if self.distributed:
+            before = self.pending
+            work = dist.all_reduce(flags, group=self.group, async_op=True)
+            assert work is not None
+            self.pending = (work, flags)
+            if before is None:
+                return False
+            before[0].wait()
+            flags = before[1]
+        asked, warned, superseded = flags.tolist()
+        if superseded:
+            raise Superseded(self.superseded or "a newer copy of this run has taken over: rank 0 tells which")
+        self.warned = warned > 0
+        return bool(asked > 0)
 
     def close(self) -> None:
         if self.pending:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_processes
 from torch import Tensor
 
 from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
 from ecgmatch_dist.errors import UserError
-from ranks import run_processes
 
 FITS = {"configuration": "a", "split": "b"}
 
@@ -47,14 +47,14 @@ def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010", "step-000015"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010.1", "step-000015.1"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "json"])
 def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 5, 1.0)
     checkpointer = save(tmp_path, 10, 2.0)
-    victim = tmp_path / "step-000010" / ("state.json" if damage == "json" else "state.safetensors")
+    victim = tmp_path / "step-000010.1" / ("state.json" if damage == "json" else "state.safetensors")
     if damage == "gone":
         victim.unlink()
     else:
@@ -62,12 +62,12 @@ def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, damage: str) -> No
     found, notes = checkpointer.latest()
     assert found is not None
     assert found.counters["step"] == 5
-    assert "step-000010 is damaged" in notes[0]
+    assert "step-000010.1 is damaged" in notes[0]
 
 
 def test_an_unfinished_one_is_not_seen(tmp_path: Path) -> None:
     checkpointer = save(tmp_path, 5)
-    shutil.copytree(tmp_path / "step-000005", tmp_path / "unfinished-000010")
+    shutil.copytree(tmp_path / "step-000005.1", tmp_path / "unfinished-000010.1")
     found, _ = checkpointer.latest()
     assert found is not None
     assert found.counters["step"] == 5
@@ -131,5 +131,5 @@ def test_saved_on_two_ranks_loaded_on_any(tmp_path: Path) -> None:
     rows = torch.cat([block.tensors["z"] for block in found.rows(0, 8)])
     assert torch.equal(rows[:, 0], torch.arange(8.0) + 2)
     assert [block.start for block in found.rows(3, 5)] == [3, 4]
-    assert json.loads((tmp_path / "step-000002" / "state.json").read_text())["fits"] == FITS
+    assert json.loads((tmp_path / "step-000002.1" / "state.json").read_text())["fits"] == FITS
     assert torch.equal(found.tensors()["student.w"], torch.ones(2))  # rank 0's copy of what all hold alike

@@ -1,0 +1,127 @@
+"""Only one copy of a run writes into its folder: a generation is taken at start and looked at before every write.
+
+Slurm starts a second copy of a run while the first still works when a node's daemon dies but the node does not. The newer
+copy wins; the older one ends. Nothing here needs locks, which shared file systems often only pretend to have: a generation
+is a file that only one copy can create, and taking over is a line appended to the older copies' files. A copy looks by
+opening its own file anew, which even NFS answers from the server, while the absence of a file may be a cached memory.
+
+Between the look and the write a copy can be held up for any time. What it then writes late does no harm: checkpoints carry
+the generation in their names, and one of a newer generation is always preferred.
+"""
+
+import datetime
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import sync_folder
+
+EVERY = 1.0  # seconds between looks that no write asks for
+
+
+class Superseded(UserError):
+    """A newer copy of this run is at work: this one ends and writes nothing more."""
+
+
+def owner() -> str:
+    """Who this copy is. A restart by the same torchrun is the same owner, a job that Slurm starts again is another one."""
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+    words = [os.environ[name] for name in names if os.environ.get(name)]
+    return "/".join(words) or f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
+
+
+class Fence:
+    """The generation of this copy. Rank 0 takes it and looks; the other ranks only know its number."""
+
+    def __init__(self, folder: Path, generation: int, looks: bool = True) -> None:
+        self.folder, self.generation, self.looks = folder, generation, looks
+        self.looked = time.monotonic()
+
+    @classmethod
+    def take(cls, folder: Path) -> "Fence":
+        """Become the newest copy of the run in `folder`, and tell the older ones."""
+        place = folder / "generations"
+        place.mkdir(parents=True, exist_ok=True)
+        me, taken = owner(), set[int]()
+        while True:
+            older = {number: _read(_path(folder, number)) for number in sorted(_numbers(folder) | taken)}
+            newest = max(older, default=0)
+            mine = [
+                n for n, records in older.items() if any(r["generation"] == n and r["owner"] == me for r in records)
+            ]
+            if mine and newest not in mine and older[newest]:  # torchrun restarts an older copy because it ended
+                raise Superseded(_message(folder, mine[-1], older[newest]))
+            record = {"generation": newest + 1, "owner": me, "host": socket.gethostname(), "pid": os.getpid()}
+            record["started"] = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            try:
+                _append(_path(folder, newest + 1), record, os.O_CREAT | os.O_EXCL)
+            except FileExistsError:  # another copy starts at this moment, even if the listing does not show it yet
+                taken.add(newest + 1)
+                continue
+            for number in older:
+                _append(_path(folder, number), record)
+            sync_folder(place)
+            return cls(folder, newest + 1)
+
+    def check(self) -> None:
+        """Called right before something that was written becomes visible in the run folder."""
+        if not self.looks:
+            return
+        self.looked = time.monotonic()
+        try:
+            records = _read(_path(self.folder, self.generation))
+        except FileNotFoundError:
+            raise UserError(f"{self.folder}: the folder was removed while the run was at work") from None
+        if newer := [record for record in records if record["generation"] > self.generation]:
+            raise Superseded(_message(self.folder, self.generation, newer))
+
+    def lost(self) -> str:
+        """Why this copy must end, or nothing; looks at most once a second."""
+        if time.monotonic() - self.looked < EVERY:
+            return ""
+        try:
+            self.check()
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / "generations" / f"{number:06d}.jsonl"
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {int(path.stem) for path in (folder / "generations").glob("*.jsonl")}
+
+
+def _append(path: Path, record: dict[str, Any], flags: int = 0) -> None:
+    """One line, in one write at the end of the file: two copies that append at once both keep theirs."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
+    try:
+        os.write(handle, (json.dumps(record) + "\n").encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The records of a generation; the newest copies come last. A line cut by a power failure tells nothing."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def _message(folder: Path, generation: int, newer: list[dict[str, Any]]) -> str:
+    last = max(newer, key=lambda record: int(record["generation"]))
+    return (
+        f"{folder}: a newer copy of this run has taken over (generation {last['generation']}, on {last['host']}, process "
+        f"{last['pid']}, started {last['started']}): this one, generation {generation}, ends and writes nothing more"
+    )
