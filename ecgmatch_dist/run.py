@@ -125,7 +125,7 @@ class RunFolder:
             with path.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
 
-        write_atomic(self.path / name, write)
+        write_atomic(self.path / name, write, self.fence.check)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the model card, then the result: its presence means that the run is finished."""

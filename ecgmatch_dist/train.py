@@ -118,6 +118,7 @@ def validate(job: Job, views: Views) -> None:
         job.keep_best()
     scalars = {name: value for name, value in metrics.items() if isinstance(value, float)}
     scalars |= {f"ap/{name}": values["ap"] for name, values in metrics["per_class"].items() if values["ap"] is not None}
+    job.folder.fence.check()
     monitor = job.monitor
     monitor.scalars(job.step, "validation", scalars | job.diagnostics.summary())
     monitor.curves(job.step, job.classes, predictions.labels, predictions.probabilities)
