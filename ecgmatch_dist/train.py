@@ -4,14 +4,17 @@
     torchrun --nproc-per-node 8 -m ecgmatch_dist.train --split ... --shards ...                one node
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m ecgmatch_dist.train ...
 
-`--preset NAME` chooses the settings to start from; `--help` lists every field. A finished run is not run again, a started one
-is resumed. The run folder is described in docs/run-folder.md.
+`--preset NAME` chooses the settings to start from, `--method NAME` what to train with, `--help` lists every field. A finished
+run is not run again, a started one is resumed. The run folder is described in docs/run-folder.md.
 """
 
 import math
 import os
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import torch
@@ -26,7 +29,7 @@ from ecgmatch_dist.interrupt import Interrupt
 from ecgmatch_dist.job import Job, build
 from ecgmatch_dist.losses import correlation
 from ecgmatch_dist.methods.base import Views
-from ecgmatch_dist.methods.configs import Supervised
+from ecgmatch_dist.methods.configs import MethodConfig, Supervised
 from ecgmatch_dist.methods.ecgmatch import ECGMatch
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
 from ecgmatch_dist.monitor import memory_gib
@@ -186,15 +189,28 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
 
 
 def parse(args: list[str]) -> Config:
-    """`--preset NAME` first, then every field of the configuration."""
-    preset = "paper"
-    if "--preset" in args:
-        at = args.index("--preset")
-        preset, args = (args[at + 1] if at + 1 < len(args) else ""), args[:at] + args[at + 2 :]
-    if preset not in PRESETS:
-        raise UserError(f"--preset {preset}: known are {', '.join(PRESETS)}")
-    config = tyro.cli(Config, default=PRESETS[preset](), args=args, prog="ecgmatch train", description=__doc__)
+    """`--preset` and `--method` decide which fields there are and what they start from; then come the fields."""
+    preset, args = take(args, "--preset", PRESETS, "paper")
+    base = PRESETS[preset]()
+    methods = {method.name: method for method in get_args(MethodConfig)}
+    name, args = take(args, "--method", methods, base.method.name)
+    if name != base.method.name:
+        base = replace(base, method=methods[name]())
+    one_method = (tyro.conf.AvoidSubcommands,)
+    config = tyro.cli(Config, default=base, args=args, prog="ecgmatch train", description=__doc__, config=one_method)
     return config.supervised() if isinstance(config.method, Supervised) else config
+
+
+def take(args: list[str], option: str, known: Iterable[str], default: str) -> tuple[str, list[str]]:
+    """The value of `option` and the other arguments; `option VALUE` or `option=VALUE`."""
+    args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{option}=") else [arg])]
+    if option not in args:
+        return default, args
+    at = args.index(option)
+    value = args[at + 1] if at + 1 < len(args) else ""
+    if value not in known:
+        raise UserError(f"{option} {value}: known are {', '.join(known)}")
+    return value, args[:at] + args[at + 2 :]
 
 
 def command(args: list[str]) -> None:
@@ -209,4 +225,5 @@ if __name__ == "__main__":
     try:
         command(sys.argv[1:])
     except UserError as error:
-        sys.exit(f"ecgmatch: {error}")
+        rank = os.environ.get("RANK", "0")
+        sys.exit(f"ecgmatch: {error}" if rank == "0" else f"ecgmatch (rank {rank}): {error}")

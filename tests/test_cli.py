@@ -1,0 +1,75 @@
+"""The command line: every command answers, mistakes are one line, and the documentation does not name what is not there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+from ecgmatch_dist import cli
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.methods.configs import ECGMatch, FixMatch, Supervised
+from ecgmatch_dist.presets import PRESETS
+from ecgmatch_dist.train import parse
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    path for path in sorted(ROOT.glob("**/*.md")) if not {".venv", "demo", "runs"} & set(path.relative_to(ROOT).parts)
+]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_answers_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, function, _ = cli.resolve(name.split())
+    try:
+        function(["--help"]) if name in cli.PARSE_THEMSELVES else tyro.cli(function, args=["--help"])
+    except SystemExit as exit_:
+        assert exit_.code == 0
+    assert "usage" in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("args", [["fly"], ["shards"], ["shards", "fly"]])
+def test_an_unknown_command_is_refused(args: list[str]) -> None:
+    with pytest.raises(UserError, match="no command"):
+        cli.resolve(args)
+
+
+def test_a_mistake_is_one_line_and_not_a_traceback() -> None:
+    command = [sys.executable, "-m", "ecgmatch_dist", "split", "within", "--database", "chapman", "--shards", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("ecgmatch: ")
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_presets_and_overrides() -> None:
+    assert parse([]) == PRESETS["paper"]()
+    config = parse(["--preset", "tuned", "--optim.steps", "7", "--method.neighbours", "3"])
+    assert config.optim.steps == 7
+    assert isinstance(config.method, ECGMatch)
+    assert config.method.neighbours == 3
+    assert config.model == PRESETS["tuned"]().model
+    assert isinstance(parse(["--method", "fixmatch"]).method, FixMatch)
+    assert parse(["--method=supervised"]) == Config(method=Supervised()).supervised()
+    with pytest.raises(UserError, match="--preset best: known are paper"):
+        parse(["--preset", "best"])
+    with pytest.raises(UserError, match="--method best: known are ecgmatch"):
+        parse(["--method", "best"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_the_docs_exist(page: Path) -> None:
+    for line in re.findall(r"(?:^|`|\$ )ecgmatch ([a-z][^`\n#]*)", page.read_text(), re.MULTILINE):
+        words = line.split()
+        assert " ".join(words[:2]) in cli.COMMANDS or words[0] in cli.COMMANDS, line
