@@ -6,6 +6,7 @@ import json
 import pickle
 import tarfile
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,19 @@ def test_a_failing_reader_is_heard_and_a_stopped_one_ends() -> None:
     assert [next(endless) for _ in range(4)] == [0, 1, 2, 3]
     endless.close()
     assert threading.active_count() == before
+
+
+def test_closing_does_not_wait_for_what_nobody_wants() -> None:
+    made = []
+
+    def read(n: int) -> None:
+        made.append(n)
+        time.sleep(0.005)
+
+    slow = prefetch(read, range(100), readers=1, ahead=50)
+    next(slow)
+    slow.close()
+    assert len(made) < 10
 
 
 @given(n=st.integers(0, 101), batch=st.integers(1, 40), readers=st.integers(0, 2))

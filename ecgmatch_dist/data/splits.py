@@ -221,13 +221,12 @@ def count(y: NDArray[np.uint8], short: Sequence[str]) -> dict[str, int]:
 def show(split: Split, path: Path, console: Console) -> None:
     """The counts as a table, and a warning for every class that a part lacks."""
     table = Table(title=f"{split.name}   {split.sha256[:12]}", title_justify="left")
-    short = list(split.counts["test"])
-    for name in ("part", *short):
-        table.add_column(name, justify="left" if name == "part" else "right")
-    for part, counts in split.counts.items():
-        n = max(counts["recordings"], 1)
-        cells = [f"{counts[c]:,}" + ("" if c == "recordings" else f" ({counts[c] / n:.1%})") for c in short]
-        table.add_row(part, *cells)
+    for name in ("class", *PARTS):
+        table.add_column(name, justify="left" if name == "class" else "right")
+    for name in split.counts["test"]:
+        counts = [(split.counts[part][name], max(split.counts[part]["recordings"], 1)) for part in PARTS]
+        share = name != "recordings"
+        table.add_row(name, *(f"{k:,} {k / n:6.1%}" if share else f"{k:,}       " for k, n in counts))
     console.print(table)
     for part in ("labelled", "validation", "test"):
         if lacking := [name for name, k in split.counts[part].items() if not k]:
