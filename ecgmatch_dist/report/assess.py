@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ecgmatch_dist.metrics import compute_metrics
 from ecgmatch_dist.report.calibration import brier, reliability
 from ecgmatch_dist.report.records import predictions
-from ecgmatch_dist.report.resample import Floats, Scores, counts, measure, resample
-from ecgmatch_dist.report.runs import Damaged, Run
+from ecgmatch_dist.report.resample import Floats, Scores, counts, resample
+from ecgmatch_dist.report.runs import METRICS, Damaged, Run
 
 RANKED = ("map", "macro_auc", "ranking_loss", "coverage")
 """Metrics without thresholds: recomputed from predictions, they must be those of the result."""
@@ -40,7 +41,8 @@ def assess(runs: Sequence[Run], replicates: int) -> dict[str, Assessment]:
             out[str(run.folder)] = Assessment(unreadable=str(error))
             continue
         thresholds = np.array(run.thresholds)
-        exact = measure(labels, probabilities, thresholds)
+        measured = compute_metrics(labels, probabilities, thresholds, list(run.classes))
+        exact = {name: float(measured[name]) for name in METRICS}
         if doubt := contradiction(run, exact):
             out[str(run.folder)] = Assessment(doubt=doubt)
             continue
@@ -53,7 +55,8 @@ def assess(runs: Sequence[Run], replicates: int) -> dict[str, Assessment]:
             "brier": float(np.mean([brier(labels[:, c], probabilities[:, c]) for c in classes])),
         }
         drawn = resample(labels, probabilities, thresholds, weights[n], exact)
-        out[str(run.folder)] = Assessment(calibration=calibration, replicates=drawn)
+        known = {name: values for name, values in drawn.items() if np.isfinite(values).any()}
+        out[str(run.folder)] = Assessment(calibration=calibration, replicates=known)
     return out
 
 
@@ -61,6 +64,6 @@ def contradiction(run: Run, exact: dict[str, float]) -> str:
     """Where the result and the predictions of a run tell different stories."""
     for name in RANKED:
         said, found = run.test[name], exact[name]
-        if said is not None and np.isfinite(found) and abs(said - found) > TOLERANCE * max(1.0, abs(found)):
+        if said is not None and abs(said - found) > TOLERANCE * max(1.0, abs(found)):
             return f"result.json says {name} {said:.4f}, its predictions give {found:.4f}"
     return ""

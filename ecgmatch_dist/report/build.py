@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report import drawing, facts, render
 from ecgmatch_dist.report.assess import Assessment, assess
@@ -25,8 +27,8 @@ PARALLEL_FROM = 12
 T = TypeVar("T")
 
 
-def build_report(runs: Path, out: Path, bench: Path | None = None, replicates: int = 400, workers: int = 0) -> Path:
-    """Write the report on all runs under `runs` into `out`; return its page."""
+def build_report(runs: Path, out: Path, bench: Path | None = None, replicates: int = 0, workers: int = 0) -> Path:
+    """Write the report on all runs under `runs` into `out`; return its page. `replicates`, `workers`: 0 chooses."""
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; give the folder that `ecgmatch train` wrote its runs to")
     if out.exists() and not out.is_dir():
@@ -36,30 +38,33 @@ def build_report(runs: Path, out: Path, bench: Path | None = None, replicates: i
         raise UserError(f"{runs}: no run folder in it; `ecgmatch train` makes them")
     costs = read_bench(bench) if bench else {}
     prepare(out)
-    workers = workers or min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1
-
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in found:
-        groups[run.split_sha256].append(run)
-    assessed: dict[str, Assessment] = {}
-    for part in spread(assess, [(group, replicates) for group in groups.values()], workers):
-        assessed |= part
-    used = [run for run in found if not assessed[str(run.folder)].doubt]
-    problems += doubts(found, assessed)
-
-    sizes = facts.split_sizes(used, problems)
-    studies = find_studies(used)
-    chapters = sections(studies, sizes, assessed, costs)
-    header = facts.gather(used, studies, sizes, assessed) if used else None
-    jobs = [job for chapter in chapters for part in chapter.parts for job in part.figures]
-    drawn = spread(draw, [(job, out / "figures") for job in jobs], workers)
+    sizes = facts.split_sizes(found, problems)
+    replicates = replicates or affordable(found, sizes)
+    with Workers(workers or (min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1)) as pool:
+        groups: dict[str, list[Run]] = defaultdict(list)
+        for run in found:
+            groups[run.split_sha256].append(run)
+        parts = pool.map(assess, [(group, replicates) for group in groups.values()])
+        assessed = {folder: assessment for part in parts for folder, assessment in part.items()}
+        problems += doubts(found, assessed)
+        used = [run for run in found if not assessed[str(run.folder)].doubt]
+        studies = find_studies(used)
+        chapters = sections(studies, sizes, assessed, replicates, costs)
+        jobs = [job for chapter in chapters for part in chapter.parts for job in part.figures]
+        drawn = pool.map(draw, [(job, out / "figures") for job in jobs])
     problems += [Problem(runs, "incomplete", f"figure {d.key}: {d.problem}") for d in drawn if d.problem]
-
+    header = facts.gather(used, studies, sizes, assessed) if used else None
     files = write_tables(chapters, out)
     files += [f"figures/{d.key}.{kind}" for d in drawn if d.svg for kind in ("svg", "png")]
-    page = write_page(out, runs, header, chapters, {d.key: d for d in drawn}, used, studies, problems)
+    page = write_page(out, runs, header, chapters, {d.key: d for d in drawn}, used, problems)
     (out / MANIFEST).write_text("\n".join([page.name, *files]) + "\n", encoding="utf-8")
     return page
+
+
+def affordable(runs: Sequence[Run], sizes: facts.Sizes) -> int:
+    """Resamples: a thousand, fewer where the test parts of all runs together are large, never below two hundred."""
+    tested = sum(part["test"] for run in runs for part in sizes[run.split_sha256].values())
+    return int(np.clip(400_000_000 // max(tested, 1), 200, 1000))
 
 
 def doubts(runs: Sequence[Run], assessed: dict[str, Assessment]) -> list[Problem]:
@@ -75,15 +80,27 @@ def doubts(runs: Sequence[Run], assessed: dict[str, Assessment]) -> list[Problem
     return problems
 
 
-def spread(function: Callable[..., T], arguments: list[tuple[Any, ...]], workers: int) -> list[T]:
-    """`function(*a)` of all arguments, in order, in `workers` processes; in this one where processes cannot be started."""
-    if workers > 1 and len(arguments) > 1:
-        try:
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-                return [task.result() for task in [pool.submit(function, *a) for a in arguments]]
-        except BrokenProcessPool:  # a script without `if __name__ == "__main__"`, or no memory for a second process
-            pass
-    return [function(*a) for a in arguments]
+class Workers:
+    """Processes that share the work; with one, or where none can be started, this process does it."""
+
+    def __init__(self, number: int) -> None:
+        self.pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn")) if number > 1 else None
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[..., T], arguments: list[tuple[Any, ...]]) -> list[T]:
+        """`function(*a)` of all arguments, in order."""
+        if self.pool:
+            try:
+                return [task.result() for task in [self.pool.submit(function, *a) for a in arguments]]
+            except BrokenProcessPool:  # a script without `if __name__ == "__main__"`, or no memory for more processes
+                self.pool = None
+        return [function(*a) for a in arguments]
 
 
 def draw(job: Job, folder: Path) -> Drawn:

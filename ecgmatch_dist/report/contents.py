@@ -49,12 +49,18 @@ def test_value(run: Run, metric: str) -> float | None:
 
 
 def sections(
-    studies: list[Study], sizes: Sizes, assessed: Assessments, bench: dict[str, list[tuple[int, float]]]
+    studies: list[Study],
+    sizes: Sizes,
+    assessed: Assessments,
+    replicates: int,
+    bench: dict[str, list[tuple[int, float]]],
 ) -> list[Section]:
     main = [study for study in studies if study.kind == "main"]
     chapters = [
         Section("results", "Results", RESULTS, [Part("", [result_table(study, sizes)]) for study in main]),
-        Section("evidence", "How sure is it?", "", [part for study in main if (part := sure(study, assessed))]),
+        Section(
+            "evidence", "How sure is it?", "", [part for study in main if (part := sure(study, assessed, replicates))]
+        ),
         Section("studies", "What matters", "", [changed(study, sizes) for study in studies if study.kind != "main"]),
         Section(
             "classes",
@@ -75,13 +81,17 @@ def sections(
 
 
 RESULTS = (
-    "Mean ± standard deviation over seeds, on the test part; the small numbers are the seeds, and lead to their run folders. Bold: the best of "
-    "our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. – : no run."
+    "Mean ± standard deviation over seeds, on the test part; the small numbers are the seeds, and lead to their run folders. "
+    "Bold: the best of our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. – : no run."
 )
-CLOSER = "One run of each test set: the control's where there is one, else the run of the highest test MAP; of the seed that most methods have."
+CLOSER = (
+    "One run of each test set: ECGMatch's where there is one, else that of the highest test MAP; of the seed that most "
+    "methods have."
+)
 CALIBRATION = (
-    "Calibration error: the mean gap between probability and observed frequency in 15 bins; Brier score: the mean squared error; both are means "
-    "over classes. Net benefit: what acting at a threshold probability is worth, in true positives, after the price of false ones."
+    "Calibration error: the mean gap between probability and observed frequency in 15 bins; Brier score: the mean squared "
+    "error; both are means over classes. Net benefit: what acting at a threshold probability is worth, in true positives, "
+    "after the price of false ones."
 )
 
 
@@ -91,15 +101,17 @@ def result_table(study: Study, sizes: Sizes) -> Table:
     )
 
 
-def sure(study: Study, assessed: Assessments) -> Part | None:
+def sure(study: Study, assessed: Assessments, replicates: int) -> Part | None:
     """Intervals over recordings, tests over databases and seeds."""
     part = Part(study.title)
     if any(found.replicates for found in assessed.values()):
-        part.tables.append(evidence.intervals(study, assessed))
+        part.tables.append(evidence.intervals(study, assessed, replicates))
     rows, tests = evidence.ranked(study, test_value)
     if tests:
         part.tables += [evidence.friedman_table(study, rows, tests), evidence.ranks_table(study, rows, tests)]
-        caption = "The band is one critical difference (Bonferroni-Dunn, 0.05) wide and starts at the control: methods beyond it are significantly worse."
+        caption = (
+            "The band starts at the control and is one critical difference wide (Bonferroni-Dunn): beyond it is worse."
+        )
         n = len(study.columns)
         part.figures.append(
             Job(f"ranks-{study.key}", "Mean ranks", caption, figures.critical_difference, (rows, tests, n))

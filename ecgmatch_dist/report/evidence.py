@@ -24,7 +24,7 @@ def replicates(runs: tuple[Run, ...], metric: str, assessed: Assessments) -> dic
     return {seed: values for seed, values in found.items() if values is not None}
 
 
-def intervals(study: Study, assessed: Assessments) -> Table:
+def intervals(study: Study, assessed: Assessments, count: int) -> Table:
     """95 % intervals of each method's mean over seeds, and of its paired difference from the control."""
     control = next((row for row in study.rows if row.key == names.CONTROL), None)
 
@@ -45,8 +45,8 @@ def intervals(study: Study, assessed: Assessments) -> Table:
         header = ["Method", *(column.label for column in study.columns)]
         blocks = [(m.title, header, lines([(column, m) for column in study.columns])) for m in names.METRICS]
     note = (
-        "In brackets: the central 95 % over resampled test recordings, of the mean over seeds; the choice of seeds is not "
-        "in it. Differences are paired: all methods see the same resamples. Bold: the interval does not contain zero."
+        f"In brackets: the central 95 % over {count:,} resamples of the test recordings, of the mean over seeds; the choice of "
+        "seeds is not in it. Differences are paired: all methods see the same resamples. Bold: the interval excludes zero."
     )
     return plain(f"intervals-{study.key}", study.title, note, blocks)
 

@@ -119,29 +119,25 @@ def what_was_run(runs: list[Run]) -> list[tuple[str, str]]:
         return ", ".join(found[:limit]) + (f" and {len(found) - limit} more" if len(found) > limit else "")
 
     methods = sorted({run.method for run in runs}, key=lambda key: names.place(key, names.METHODS))
+    seconds = [run.seconds for run in runs]
     started = sorted(str(run.environment["started"])[:10] for run in runs if run.environment.get("started"))
     facts = [
         ("runs", str(len(runs))),
         ("methods", ", ".join(map(names.method, methods))),
         ("seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
         ("steps", span([f"{steps:,}" for steps in sorted({run.steps for run in runs})])),
-        (
-            "time",
-            f"{duration(sum(run.seconds for run in runs))} in all, {duration(float(np.median([r.seconds for r in runs])))} a run",
-        ),
+        ("time", f"{duration(sum(seconds))} in all, {duration(float(np.median(seconds)))} a run"),
         ("ranks", listed(run.world_size for run in runs)),
         ("devices", listed(device for run in runs for device in run.environment.get("devices") or [])),
-        (
-            "software",
-            listed(
-                f"ecgmatch-dist {e.get('version')} ({e.get('git')}), torch {e.get('torch')}"
-                for e in (run.environment for run in runs)
-                if e
-            ),
-        ),
+        ("software", listed(map(software, runs))),
         ("started", span(started)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def software(run: Run) -> str:
+    found = run.environment
+    return f"ecgmatch-dist {found.get('version')} ({found.get('git')}), torch {found.get('torch')}" if found else ""
 
 
 def span(values: list[str]) -> str:

@@ -48,7 +48,7 @@ def average(study: Study, row: Row, columns: Sequence[Column], metric: str, valu
     means = []
     for column in columns:
         values = [v for run in study.runs(row, column) if (v := value(run, metric)) is not None]
-        means.append(np.mean(values) if values else np.nan)
+        means.append(float(np.mean(values)) if values else np.nan)
     return float(np.mean(means))
 
 

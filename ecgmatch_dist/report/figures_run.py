@@ -256,8 +256,8 @@ def feature_map(run: Run, points: int = 700) -> Figure:
     figure, axes = panels(len(run.classes), 5, 2.2, 2.2, left=0.3, bottom=0.3)
     for c, (axis, name) in enumerate(zip(axes, run.classes, strict=True)):
         has = labels[keep, c] == 1
-        axis.scatter(*flat[~has].T, s=3, color=RULE, lw=0, rasterized=True)
-        axis.scatter(*flat[has].T, s=4, color=colour(c), lw=0, rasterized=True)
+        axis.scatter(flat[~has, 0], flat[~has, 1], s=3, color=RULE, lw=0, rasterized=True)
+        axis.scatter(flat[has, 0], flat[has, 1], s=4, color=colour(c), lw=0, rasterized=True)
         axis.set(title=name, xticks=[], yticks=[])
         axis.grid(False)
     axes[0].set(xlabel=f"first axis ({share[0]:.0%})", ylabel=f"second axis ({share[1]:.0%})")

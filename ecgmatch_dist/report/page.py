@@ -14,7 +14,7 @@ from ecgmatch_dist.report import names
 from ecgmatch_dist.report.contents import Section
 from ecgmatch_dist.report.facts import Facts
 from ecgmatch_dist.report.runs import Problem, Run
-from ecgmatch_dist.report.studies import Study, differences, main_settings
+from ecgmatch_dist.report.studies import differences, main_settings
 
 HERE = Path(__file__).parent
 
@@ -35,7 +35,6 @@ def write_page(
     chapters: Sequence[Section],
     drawn: dict[str, Drawn],
     runs: Sequence[Run],
-    studies: Sequence[Study],
     problems: Sequence[Problem],
 ) -> Path:
     """Write index.html."""

@@ -79,7 +79,7 @@ def correlations(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]] | 
 
 
 def curves(run: Run) -> dict[str, Curve]:
-    """Every scalar of metrics.jsonl as `train:loss`, `validation:map`, ...; a step that was run again counts once, as the last time."""
+    """Every scalar of metrics.jsonl as `train:loss`, `validation:map`, ...; of a step that was run again, the last value."""
     points: dict[str, dict[int, float]] = defaultdict(dict)
     try:
         with (run.folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:

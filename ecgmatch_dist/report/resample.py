@@ -1,13 +1,12 @@
 """Bootstrap over test recordings: how far a metric would move, had other recordings of the same kind been tested.
 
 A resample is a vector of counts. Scores are sorted into bins once, so that a resample costs one sparse product for all ranking
-metrics; `measure` gives the exact values that the intervals lie around.
+metrics.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.uint8]
@@ -27,21 +26,6 @@ def counts(n: int, replicates: int, seed: int) -> Scores:
     return out
 
 
-def measure(labels: Labels, probabilities: Scores, thresholds: Floats) -> dict[str, float]:
-    """The paper's six metrics of [n, C]; macro means are over the classes with positives and negatives, nan if there is none."""
-    rows = per_recording(labels, probabilities, thresholds)
-    usable = np.flatnonzero((labels.min(axis=0) == 0) & (labels.max(axis=0) == 1))
-    truth, guess = labels[:, usable] == 1, (probabilities >= thresholds)[:, usable]
-    tp, fp, fn = (truth & guess).sum(axis=0), (~truth & guess).sum(axis=0), (truth & ~guess).sum(axis=0)
-    of_class = {
-        "map": [average_precision_score(labels[:, c], probabilities[:, c]) for c in usable],
-        "macro_auc": [roc_auc_score(labels[:, c], probabilities[:, c]) for c in usable],
-        "macro_gbeta": tp / (tp + fp + 2 * fn),
-    }
-    means = {name: float(np.mean(v)) if len(v) else float("nan") for name, v in of_class.items()}
-    return means | {name: float(v.mean()) for name, v in rows.items()}
-
-
 def per_recording(labels: Labels, probabilities: Scores, thresholds: Floats) -> dict[str, Floats]:
     """Ranking loss, hamming loss and coverage of each recording [n], by scikit-learn's definitions (its loop is slow)."""
     truth = labels == 1
@@ -58,7 +42,7 @@ def per_recording(labels: Labels, probabilities: Scores, thresholds: Floats) -> 
 def resample(
     labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores, exact: dict[str, float]
 ) -> dict[str, Floats]:
-    """The six metrics [R] under `weights` [n, 1 + R] of `counts`; `exact` is their `measure`."""
+    """The six metrics [R] under `weights` [n, 1 + R] of `counts`; `exact`: their values on the test part."""
     n, classes = labels.shape
     rows = per_recording(labels, probabilities, thresholds)
     truth, guess = labels == 1, probabilities >= thresholds

@@ -195,7 +195,7 @@ def field(value: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def number(value: dict[str, Any], key: str) -> float:
-    entry = field(value, key, (int, float))  # type: ignore[arg-type]
+    entry = field(value, key, int if isinstance(value.get(key), int) else float)
     if not math.isfinite(entry):
         raise Damaged(f"result.json: `{key}` is {entry}, not a finite number")
     return float(entry)

@@ -195,7 +195,7 @@ def arrange(kind: str, runs: Iterable[Run], ratio: float | None, row: Callable[[
         cells[row(run), column_of(run)].append(run)
 
     def place(row: Row) -> tuple[Any, ...]:
-        return (names.place(row.key.split("/")[0], names.METHODS), row.at, row.key)
+        return (names.place(row.key.split("/")[0], names.METHODS)[0], row.at, row.key)
 
     first = next(iter(cells))[1]
     columns = tuple(sorted({column for _, column in cells}, key=lambda column: column.order))

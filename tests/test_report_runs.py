@@ -1,0 +1,185 @@
+"""Reading run folders: whatever lies there is used or named with a reason; nothing ends the report."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_factory as factory
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ecgmatch_dist.report.assess import assess
+from ecgmatch_dist.report.records import curves, predictions, recordings
+from ecgmatch_dist.report.runs import Damaged, Problem, find_runs, is_run, read_object, settings
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return factory.write_run(tmp_path_factory.mktemp("pristine"), sizes=300)
+
+
+@pytest.fixture
+def root(pristine: Path, tmp_path: Path) -> Path:
+    """A folder with one good run."""
+    shutil.copytree(pristine, tmp_path / "runs" / "good")
+    return tmp_path / "runs"
+
+
+def found(root: Path) -> tuple[list[str], dict[str, Problem]]:
+    runs, problems = find_runs(root, root / "report")
+    return [run.name for run in runs], {problem.folder.name: problem for problem in problems}
+
+
+def edit(folder: Path, **changes: object) -> None:
+    """Change result.json; None removes a key."""
+    result = json.loads((folder / "result.json").read_text()) | changes
+    (folder / "result.json").write_text(json.dumps({k: v for k, v in result.items() if v is not None}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "cut": (lambda f: (f / "result.json").write_text('{"name": "wi'), "damaged", "result.json is not JSON"),
+    "binary": (lambda f: (f / "result.json").write_bytes(b"\xff\xfe\x00"), "damaged", "result.json is not JSON"),
+    "list": (lambda f: (f / "result.json").write_text("[1]"), "damaged", "holds a list"),
+    "deep": (lambda f: (f / "result.json").write_text("[" * 100_000), "damaged", "result.json is not JSON"),
+    "keyless": (lambda f: edit(f, method=None), "damaged", "has no `method`"),
+    "wrong type": (lambda f: edit(f, seed="twenty"), "damaged", "`seed` is 'twenty', not a int"),
+    "nan": (lambda f: edit(f, ratio=float("nan")), "damaged", "`ratio` is nan"),
+    "no metrics": (lambda f: edit(f, test={"map": 0.5}), "damaged", "has no `macro_auc`"),
+    "thresholds": (lambda f: edit(f, thresholds=[0.5]), "damaged", "1 thresholds for 5 classes"),
+    "configless": (lambda f: (f / "config.json").unlink(), "damaged", "no config.json"),
+    "running": (lambda f: (f / "result.json").unlink(), "unfinished", "step 200"),
+    "result folder": (
+        lambda f: ((f / "result.json").unlink(), (f / "result.json").mkdir()),
+        "damaged",
+        "cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run_is_named_with_the_reason(name: str, root: Path, pristine: Path) -> None:
+    damage, kind, reason = DAMAGE[name]
+    folder = root / "bad"
+    shutil.copytree(pristine, folder)
+    damage(folder)
+    names, problems = found(root)
+    assert names == ["good"]
+    assert problems["bad"].kind == kind
+    assert reason in problems["bad"].reason
+
+
+def test_foreign_folders_are_named_and_hidden_ones_and_the_report_are_not(root: Path) -> None:
+    for name in ("logs/deep/inside", ".cache", "report/tables"):
+        (root / name).mkdir(parents=True)
+    names, problems = found(root)
+    assert names == ["good"]
+    assert {name: problem.kind for name, problem in problems.items()} == {"logs": "foreign"}
+
+
+def test_runs_of_a_sweep_in_its_own_folder_are_found(root: Path, pristine: Path) -> None:
+    shutil.copytree(pristine, root / "sweep" / "inner")
+    edit(root / "sweep" / "inner", config_meaning="other")
+    (root / "sweep" / "notes").mkdir()
+    names, problems = found(root)
+    assert names == ["good", "inner"]
+    assert list(problems) == ["notes"]
+
+
+def test_one_run_folder_is_a_folder_of_runs(pristine: Path) -> None:
+    assert found(pristine)[0] == [pristine.name]
+
+
+def test_a_copy_of_a_run_does_not_count_twice(root: Path, pristine: Path) -> None:
+    shutil.copytree(pristine, root / "good (copy)")
+    names, problems = found(root)
+    assert names == ["good"]
+    assert problems["good (copy)"].kind == "duplicate"
+
+
+def test_a_run_without_predictions_keeps_its_metrics(root: Path) -> None:
+    (root / "good" / "predictions" / "test.npz").unlink()
+    names, problems = found(root)
+    assert names == ["good"]
+    assert (problems["good"].kind, "no predictions/test.npz" in problems["good"].reason) == ("incomplete", True)
+
+
+def test_a_result_that_its_predictions_contradict_is_doubted(root: Path) -> None:
+    runs, _ = find_runs(root, root / "report")
+    assert assess(runs, 10)[str(runs[0].folder)].doubt == ""
+    result = json.loads((root / "good" / "result.json").read_text())
+    result["test"]["map"] += 0.05
+    (root / "good" / "result.json").write_text(json.dumps(result))
+    runs, _ = find_runs(root, root / "report")
+    assert "result.json says map" in assess(runs, 10)[str(runs[0].folder)].doubt
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"labels": np.zeros((4, 5), np.uint8)},
+        {"labels": np.zeros((4, 5), np.uint8), "probabilities": np.zeros((3, 5), np.float32)},
+        {"labels": np.zeros((4, 2), np.uint8), "probabilities": np.zeros((4, 2), np.float32)},
+        {"labels": np.zeros((0, 5), np.uint8), "probabilities": np.zeros((0, 5), np.float32)},
+        {"labels": np.full((4, 5), 7, np.uint8), "probabilities": np.zeros((4, 5), np.float32)},
+        {"labels": np.zeros((4, 5), np.uint8), "probabilities": np.full((4, 5), np.nan, np.float32)},
+        {"labels": np.zeros((4, 5), np.uint8), "probabilities": np.array([[{}] * 5] * 4, object)},
+    ],
+    ids=["missing", "lengths", "classes", "empty", "labels", "nan", "pickle"],
+)
+def test_bad_predictions_are_refused(arrays: dict[str, np.ndarray], root: Path) -> None:  # type: ignore[type-arg]
+    np.savez(root / "good" / "predictions" / "test.npz", **arrays, allow_pickle=True)
+    (run,), _ = find_runs(root, root / "report")
+    with pytest.raises(Damaged, match=r"test\.npz"):
+        predictions(run)
+
+
+def test_curves_survive_half_a_line_and_a_repeated_step(root: Path) -> None:
+    lines = ['{"step": 1, "kind": "train", "loss": 3.0}', '{"step": 2, "kind": "train", "loss": 2.0}', "[]", "null"]
+    lines += ['{"step": 2, "kind": "train", "loss": 1.0, "note": "text", "bad": NaN}', '{"step": 3, "kind": "tra']
+    (root / "good" / "metrics.jsonl").write_text("\n".join(lines))
+    (run,), _ = find_runs(root, root / "report")
+    assert list(curves(run)) == ["train:loss"]
+    steps, values = curves(run)["train:loss"]
+    assert (steps.tolist(), values.tolist()) == ([1, 2], [3.0, 1.0])
+
+
+def test_recordings_are_counted_by_database_and_part(root: Path) -> None:
+    (run,), _ = find_runs(root, root / "report")
+    assert recordings(run) == {"chapman": {"labelled": 12, "unlabelled": 228, "validation": 30, "test": 30}}
+
+
+def test_settings_leave_out_what_does_not_change_a_result(root: Path) -> None:
+    config = json.loads((root / "good" / "config.json").read_text())
+    flat = settings(config)
+    assert flat["method.lambda_u"] == 0.8
+    assert not [key for key in flat if key.startswith(("runtime", "split", "seed", "tag", "meaning", "bank.backend"))]
+
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.floats() | some.text(),
+    lambda x: some.lists(x) | some.dictionaries(some.text(), x),
+)
+
+
+@given(
+    some.dictionaries(
+        some.sampled_from(["test", "seed", "classes", "ratio", "thresholds", "databases", "method", "x"]), JSON
+    )
+)
+def test_no_change_to_a_result_ends_the_report(pristine: Path, changes: dict[str, object]) -> None:
+    before = (pristine / "result.json").read_text()
+    try:
+        (pristine / "result.json").write_text(json.dumps(json.loads(before) | changes))
+        runs, problems = find_runs(pristine, pristine / "report")
+        assert len(runs) + len(problems) >= 1
+    finally:
+        (pristine / "result.json").write_text(before)
+
+
+def test_is_run_and_read_object(tmp_path: Path) -> None:
+    assert not is_run(tmp_path)
+    with pytest.raises(Damaged, match=r"no x\.json"):
+        read_object(tmp_path / "x.json")
