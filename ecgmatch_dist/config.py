@@ -21,6 +21,22 @@ def require(condition: bool, field_name: str, value: object, remedy: str) -> Non
 
 
 @dataclass(frozen=True)
+class Data:
+    """How shards are read that lie behind a URL; local ones need nothing of this."""
+
+    window: int = 0
+    """Mix this many shards at a time instead of all, so that the cache needs to hold only some; 0: all."""
+    cache: str = ""
+    """Folder for fetched shards, on a local disk; empty: ecgmatch/ in the user's cache folder."""
+    cache_gib: float = 32.0
+    """Most that the cache may hold."""
+
+    def __post_init__(self) -> None:
+        require(self.window >= 0, "data.window", self.window, "a number of shards, or 0 for all")
+        require(self.cache_gib > 0, "data.cache_gib", self.cache_gib, "greater than 0")
+
+
+@dataclass(frozen=True)
 class Model:
     """The attention CNN."""
 
@@ -170,6 +186,8 @@ class Config:
     """Start from the supervised run on the same split (trained first if it is missing), or from random weights."""
     method: MethodConfig = field(default_factory=ECGMatch)
     """What to train with."""
+    data: Data = Data()
+    """Reading of remote shards."""
     model: Model = Model()
     """The network."""
     augment: Augment = Augment()
@@ -210,6 +228,7 @@ class Config:
             del value[key]
         for key in ("shard_group", "backend", "overlap"):
             del value["bank"][key]
+        del value["data"]["cache"], value["data"]["cache_gib"]
         value["batchnorm"], value["precision"] = self.runtime.batchnorm, self.runtime.precision
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,8 @@ class Job:
 
 def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: RunFolder | None) -> Job:
     """Make every part of the run; `start` is the finished run whose weights this one begins with."""
-    store = ShardStore(config.shards, split.databases)
+    cache = Path(config.data.cache) if config.data.cache else None
+    store = ShardStore(config.shards, split.databases, cache, int(config.data.cache_gib * 2**30))
     split.check(store)
     labels = {part: split.labels(store, part) for part in split.parts}
     rows = {part: store.rows(ids) for part, ids in split.parts.items()}
@@ -246,7 +248,14 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     )
     unlabelled, bank = None, None
     if method.uses_unlabelled:
-        unlabelled = Stream(store, rows["unlabelled"], config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
+        unlabelled = Stream(
+            store,
+            rows["unlabelled"],
+            config.optim.unlabelled_batch,
+            4 * seed + UNLABELLED,
+            *share,
+            config.data.window or None,
+        )
     monitor = Monitor(folder.path, ranks.main, config.optim.steps)
     if method.uses_bank:
         bank = MemoryBank(
