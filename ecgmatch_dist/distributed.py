@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.watchdog import during
 
 Group = dist.ProcessGroup | None
 Module = TypeVar("Module", bound=nn.Module)
@@ -58,7 +59,8 @@ def world(group: Group = None) -> int:
 def barrier() -> None:
     """Wait until all ranks are here."""
     if world() > 1:
-        dist.barrier()
+        with during("barrier"):
+            dist.barrier()
 
 
 def _environment() -> tuple[int, int, int, int]:
@@ -148,10 +150,12 @@ class Pending:
     out: Tensor
     work: dist.Work | None = None
     finish: Callable[[Tensor], Tensor] = lambda out: out
+    name: str = ""
 
     def wait(self) -> Tensor:
         if self.work is not None:
-            self.work.wait()
+            with during(self.name):
+                self.work.wait()
         return self.finish(self.out)
 
 
@@ -167,9 +171,10 @@ def all_gather_async(t: Tensor, group: Group = None, name: str = "all_gather") -
         return Pending(t.detach().expand(w, *t.shape))
     payload = _as_bytes(t)
     out = payload.new_empty(w * payload.numel())
-    work = _all_gather_single(out, payload, group=group, async_op=True)
+    with during(name):
+        work = _all_gather_single(out, payload, group=group, async_op=True)
     traffic.add(name, (w - 1) * payload.numel())
-    return Pending(out, work, lambda out: out.view(t.dtype).view(w, *t.shape))
+    return Pending(out, work, lambda out: out.view(t.dtype).view(w, *t.shape), name)
 
 
 def all_gather(t: Tensor, group: Group = None, name: str = "all_gather") -> Tensor:
@@ -185,9 +190,10 @@ def all_to_all_async(t: Tensor, group: Group = None, name: str = "all_to_all") -
         return Pending(t.detach())
     payload = _as_bytes(t)
     out = torch.empty_like(payload)
-    work = dist.all_to_all_single(out, payload, group=group, async_op=True)
+    with during(name):
+        work = dist.all_to_all_single(out, payload, group=group, async_op=True)
     traffic.add(name, payload.numel() * (w - 1) // w)
-    return Pending(out, work, lambda out: out.view(t.dtype).view(t.shape))
+    return Pending(out, work, lambda out: out.view(t.dtype).view(t.shape), name)
 
 
 def all_to_all(t: Tensor, group: Group = None, name: str = "all_to_all") -> Tensor:
@@ -215,7 +221,8 @@ def all_sum_nograd(t: Tensor, group: Group = None, name: str = "all_sum") -> Ten
     if w == 1:
         return t.detach()
     out = t.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, group=group)
+    with during(name):
+        dist.all_reduce(out, group=group)
     traffic.add(name, 2 * (w - 1) * out.nbytes // w)
     return out
 
