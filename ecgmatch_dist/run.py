@@ -1,6 +1,8 @@
 """The run folder: everything that is known about a run, in files that people and the report can open."""
 
+import dataclasses
 import datetime
+import glob
 import importlib.metadata
 import json
 import platform
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from torch import distributed as dist
 from torch import nn
 
 from ecgmatch_dist import __version__
@@ -131,6 +134,22 @@ class RunFolder:
         """Write the model card, then the result: its presence means that the run is finished."""
         write_text(self.path / "model_card.md", model_card(result), self.fence.check)
         write_json(self.path / "result.json", result, self.fence.check)
+
+
+def start_of(config: Config, split: str, ranks: Ranks) -> Config:
+    """The supervised run that `config` starts from: one of the same meaning in the folder of runs, whatever its tag; else the
+    one of its own tag. Rank 0 looks, all ranks use what it found."""
+    start = config.supervised()
+    found: list[Any] = [None]
+    if ranks.main:
+        for path in sorted(config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")):
+            record = json.loads(path.read_text())
+            if record["meaning"] == start.meaning():
+                found = [(record["name"], record["tag"])]
+                break
+    if ranks.world > 1:
+        dist.broadcast_object_list(found, src=0)
+    return start if found[0] is None else dataclasses.replace(start, name=found[0][0], tag=found[0][1])
 
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any], where: str = "") -> str:

@@ -34,8 +34,9 @@ from ecgmatch_dist.methods.ecgmatch import ECGMatch
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
 from ecgmatch_dist.monitor import memory_gib
 from ecgmatch_dist.presets import PRESETS
-from ecgmatch_dist.run import RunFolder
+from ecgmatch_dist.run import RunFolder, start_of
 from ecgmatch_dist.schedule import learning_rate, set_learning_rate
+from ecgmatch_dist.watchdog import Heartbeat, during
 
 
 class Stopped(SystemExit):
@@ -64,7 +65,8 @@ def fit(job: Job, interrupt: Interrupt) -> str:
         rate = learning_rate(config.optim, job.step)
         set_learning_rate(job.optimizer, rate)
         job.optimizer.zero_grad(set_to_none=True)
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        with during("gradients"):
+            losses["loss"].backward()  # type: ignore[no-untyped-call]
         job.optimizer.step()
         job.teacher.update(job.model)
 
@@ -163,7 +165,7 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     folder.check(config)
     start = None
     if config.init == "pretrained" and not isinstance(config.method, Supervised):
-        start = train(config.supervised(), ranks)
+        start = train(start_of(config, split.name, ranks), ranks)
     if folder.result is not None:
         if ranks.main:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
@@ -176,12 +178,13 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
         job.monitor.say(f"resumed at step {job.step}")
     interrupt = Interrupt(folder.fence)
     try:
-        reason = job.ended() or fit(job, interrupt)
-        if reason == "interrupted":
-            job.checkpointer.wait()
-            job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
-            raise Stopped(interrupt.warned)
-        finish(job, reason)
+        with Heartbeat(folder.path, ranks.rank, ranks.world, config.runtime.timeout_minutes, job.monitor.say):
+            reason = job.ended() or fit(job, interrupt)
+            if reason == "interrupted":
+                job.checkpointer.wait()
+                job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
+                raise Stopped(interrupt.warned)
+            finish(job, reason)
     finally:
         interrupt.close()
         job.monitor.close()
@@ -213,12 +216,16 @@ def take(args: list[str], option: str, known: Iterable[str], default: str) -> tu
     return value, args[:at] + args[at + 2 :]
 
 
-def command(args: list[str]) -> None:
-    config = parse(args)
+def execute(config: Config) -> None:
+    """The run on the ranks that a launcher has started, this process being one of them."""
     with session(config.runtime.device, config.runtime.timeout_minutes) as ranks:
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(config.runtime.threads or max(1, cores // ranks.local_world))
         train(config, ranks)
+
+
+def command(args: list[str]) -> None:
+    execute(parse(args))
 
 
 if __name__ == "__main__":

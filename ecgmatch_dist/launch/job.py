@@ -1,0 +1,108 @@
+"""What a job of a sweep does on each of its ranks.
+
+Slurm warns with SIGUSR2, on every rank. submitit's own handler would call `checkpoint()` on rank 0 inside the signal handler,
+while the other ranks go on training: a collective save there deadlocks. So the trainer's handler stands before it while the
+loop runs: it only raises a flag, all ranks agree on a step, save together and leave the loop. Then submitit's handler is in
+its place again, and rank 0 calls it: it stores the job and asks Slurm to queue it again.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ecgmatch_dist.config import Config, from_json
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.fence import Superseded
+from ecgmatch_dist.launch import slurm
+
+PORTS = (20000, 32000)  # below those that the system hands out by itself
+
+
+class TrainJob:
+    """One run. Holds plain data only: submitit pickles it when it is submitted."""
+
+    def __init__(self, name: str, config: dict[str, Any], start: str | None, start_job: str | None = None) -> None:
+        self.name, self.config, self.start, self.start_job = name, config, start, start_job
+
+    def __call__(self) -> str:
+        from ecgmatch_dist.train import Stopped, execute
+
+        config = from_json(self.config)
+        rank = export_ranks()
+        try:
+            self.await_start(config)
+            execute(config)
+        except Stopped as stopped:
+            if stopped.warned:
+                queue_again(rank)
+            raise
+        except Superseded as error:
+            # Neither a result nor a restart: both belong to the newer copy, which has the same job id.
+            print(f"ecgmatch: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+        return self.name
+
+    def checkpoint(self) -> Any:
+        """Called by submitit: the same job again. What it goes on from lies in the run folder."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def await_start(self, config: Config) -> None:
+        """The supervised run has a job of its own, which two runs must not do at the same time. The dependency between the
+        jobs makes this wait short: Slurm can take a restart of that job for its end."""
+        if self.start is None or (result := config.runs / self.start / "result.json").is_file():
+            return
+        while self.start_job and slurm.alive(self.start_job):
+            time.sleep(5)
+        if not result.is_file():
+            raise UserError(f"{self.start} did not finish, and {self.name} starts from it: submit the sweep again")
+
+
+def queue_again(rank: int) -> None:
+    """Rank 0 hands over to submitit's signal handler; the others leave without an error, which could end rank 0 first."""
+    if rank != 0:
+        raise SystemExit(0)
+    try:
+        signal.raise_signal(signal.SIGUSR2)
+    except SystemExit as end:
+        raise SystemExit(75 if end.code == -1 else end.code) from None
+
+
+def export_ranks() -> int:
+    """Tell torch.distributed who is who, from what Slurm or submitit's local executor say. Returns this rank."""
+    from submitit import JobEnvironment
+
+    job = JobEnvironment()
+    os.environ.update(
+        RANK=str(job.global_rank),
+        WORLD_SIZE=str(job.num_tasks),
+        LOCAL_RANK=str(job.local_rank),
+        LOCAL_WORLD_SIZE=str(job.num_tasks // job.num_nodes),
+        MASTER_ADDR=job.hostnames[0],
+        MASTER_PORT=str(port(job.job_id)),
+    )
+    return int(job.global_rank)
+
+
+def port(job_id: str) -> int:
+    """Of this start of this job: an older copy that is still at work must not be met there."""
+    low, high = PORTS
+    return low + zlib.crc32(f"{job_id}/{os.environ.get('SLURM_RESTART_COUNT', 0)}".encode()) % (high - low)
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """A line in the list of submissions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "submissions.jsonl").open("a", encoding="utf-8") as file:
+        print(json.dumps(record), file=file, flush=True)
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "submissions.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []

@@ -1,0 +1,84 @@
+"""Questions to Slurm: which jobs are alive, what became of the others."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ecgmatch_dist.errors import UserError
+
+PASSING = {"NODE_FAIL", "PREEMPTED", "REQUEUED"}  # said for seconds of a job that is about to be queued again
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job."""
+
+    id: str
+    state: str
+    nodes: str = ""
+    reason: str = ""
+
+
+def available() -> bool:
+    return shutil.which("squeue") is not None
+
+
+def queue() -> dict[str, Job]:
+    """The caller's jobs that wait or run, by id; of an array each one."""
+    text = _ask(["squeue", "--me", "-h", "-r", "-o", "%i|%T|%N|%r"])
+    jobs = (Job(*line.strip().split("|", 3)) for line in text.splitlines() if line.strip())
+    return {job.id: job for job in jobs}
+
+
+def accounted(ids: Iterable[str]) -> dict[str, Job]:
+    """What became of jobs, from the accounting; nothing where a cluster keeps none."""
+    arrays = sorted({name.split("_")[0] for name in ids})
+    if not arrays or not shutil.which("sacct"):
+        return {}
+    command = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,NodeList,Reason", "-j", ",".join(arrays)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    jobs = (Job(*line.strip().split("|", 3)) for line in done.stdout.splitlines() if line.strip())
+    return {job.id: Job(job.id, job.state.split()[0], job.nodes, job.reason) for job in jobs}
+
+
+def alive(job_id: str) -> bool:
+    """Whether a job waits, runs or is about to be queued again."""
+    for wait in (2, 3, 0):
+        if job_id in queue():
+            return True
+        if not wait or accounted([job_id]).get(job_id, Job("", "")).state not in PASSING:
+            return False
+        time.sleep(wait)
+    return False
+
+
+def living(ids: Iterable[str]) -> dict[str, Job]:
+    """Those of the jobs that are alive; asked twice where the accounting says that a job is between two starts."""
+    ids = set(ids)
+    found = {name: job for name, job in queue().items() if name in ids}
+    gone = ids - found.keys()
+    if any(job.state in PASSING for name, job in accounted(gone).items() if name in gone):
+        time.sleep(5)
+        found = {name: job for name, job in queue().items() if name in ids}
+    return found
+
+
+def cancel(ids: Iterable[str]) -> None:
+    if names := sorted(ids):
+        _ask(["scancel", *names])
+
+
+def _ask(command: list[str]) -> str:
+    """A controller that restarts is given half a minute."""
+    for wait in (1, 2, 4, 8, 16, 0):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        except FileNotFoundError:
+            raise UserError(f"{command[0]}: not found; is this a machine with Slurm?") from None
+        if done.returncode == 0:
+            return done.stdout
+        if wait:
+            time.sleep(wait)
+    raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")

@@ -1,0 +1,227 @@
+"""`ecgmatch sweep`: plan the runs of a file of launch/, and submit those that are neither finished nor at work."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import submitit
+import tyro
+from rich.console import Console
+from rich.table import Table
+from submitit.slurm.slurm import _make_sbatch_string
+
+from ecgmatch_dist.config import from_json
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import write_json
+from ecgmatch_dist.launch import plan as planning
+from ecgmatch_dist.launch import site as sites
+from ecgmatch_dist.launch import slurm
+from ecgmatch_dist.launch.job import TrainJob, read_records, write_record
+from ecgmatch_dist.launch.plan import Run
+from ecgmatch_dist.launch.site import Site
+
+Cluster = Literal["slurm", "local", "debug"]
+
+
+def folder_of(runs: Path, sweep: str) -> Path:
+    """Where a sweep's plan, submissions and jobs' output lie."""
+    return runs / "sweeps" / sweep
+
+
+def jobs_of(runs: Path) -> dict[str, str]:
+    """Name of a run -> its latest Slurm job, of whichever sweep submitted it."""
+    records = [record for path in runs.glob("sweeps/*/submissions.jsonl") for record in read_records(path.parent)]
+    return {r["run"]: r["job"] for r in sorted(records, key=lambda r: float(r["time"])) if r["cluster"] == "slurm"}
+
+
+def finished(runs: Path, name: str) -> bool:
+    return (runs / name / "result.json").is_file()
+
+
+def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Run], dict[str, str]]:
+    """The runs that are neither finished nor at work, and what is to be said of each planned one."""
+    jobs = jobs_of(runs)
+    alive = slurm.living(jobs.values()) if cluster == "slurm" and slurm.available() else {}
+    said, wanted = {}, []
+    for run in planned:
+        job = jobs.get(run.name)
+        if finished(runs, run.name):
+            said[run.name] = "finished"
+        elif job in alive:
+            said[run.name] = f"{alive[job].state.lower()} as job {job}"
+        else:
+            said[run.name] = "again" if (runs / run.name).is_dir() else "new"
+            wanted.append(run)
+    return wanted, said
+
+
+@contextmanager
+def submitting(runs: Path) -> Iterator[None]:
+    """One submission into a folder of runs at a time: two at once would submit the same runs."""
+    (runs / "sweeps").mkdir(parents=True, exist_ok=True)
+    path = runs / "sweeps" / "submitting"
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        raise UserError(
+            f"{path}: another sweep is being submitted ({path.read_text().strip()}); if it is not, remove that file"
+        ) from None
+    try:
+        os.write(handle, f"{socket.gethostname()}, process {os.getpid()}, {time.ctime()}".encode())
+        os.close(handle)
+        yield
+    finally:
+        path.unlink()
+
+
+def submit_slurm(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> list[str]:
+    """One array of the supervised runs that others start from, and one of the rest, which waits for it. Returns the arrays."""
+    jobs, arrays = jobs_of(runs), []
+    dependency = ""
+    starts = {run.start for run in wanted}
+    alive = {jobs[name] for name in starts if name in jobs} & slurm.queue().keys() if starts else set()
+    waits = sorted(alive)
+    for stage in ([r for r in wanted if r.name in starts], [r for r in wanted if r.name not in starts]):
+        if not stage:
+            continue
+        # Not afterok: one start that fails must not keep back the runs of the others. A run whose start failed says so.
+        dependency = f"afterany:{':'.join(waits)}" if waits else ""
+        folder = folder_of(runs, sweep) / "jobs" / f"{time.time_ns():x}"
+        executor = submitit.SlurmExecutor(folder.resolve(), max_num_timeout=site.requeues)
+        executor.update_parameters(**site.parameters(f"ecgmatch-{sweep}", folder.resolve(), dependency))
+        with executor.batch() if len(stage) > 1 else _single():
+            submitted = [executor.submit(job_of(run, jobs)) for run in stage]
+        for run, job in zip(stage, submitted, strict=True):
+            jobs[run.name] = job.job_id
+            record = {"run": run.name, "cluster": "slurm", "job": job.job_id, "folder": str(folder.resolve())}
+            write_record(folder_of(runs, sweep), {**record, "time": time.time()})
+        arrays.append(submitted[0].job_id.split("_")[0])
+        waits = [*waits, arrays[-1]]
+    return arrays
+
+
+@contextmanager
+def _single() -> Iterator[None]:
+    """An array of one would have other names for its files."""
+    yield
+
+
+def job_of(run: Run, jobs: dict[str, str]) -> TrainJob:
+    return TrainJob(run.name, run.config.to_json(), run.start, jobs.get(run.start or ""))
+
+
+def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:
+    """One run after the other on this machine, each with as many ranks as the site says."""
+    for number, run in enumerate(wanted, 1):
+        print(f"[{number}/{len(wanted)}] {run.name}", flush=True)
+        folder = folder_of(runs, sweep) / "jobs" / f"{time.time_ns():x}"
+        executor = submitit.LocalExecutor(folder.resolve())
+        executor.update_parameters(
+            timeout_min=60 * 24 * 30, tasks_per_node=site.ranks, gpus_per_node=site.gpus_per_node, setup=site.setup
+        )
+        job = executor.submit(TrainJob(run.name, run.config.to_json(), run.start))
+        record = {"run": run.name, "cluster": "local", "job": job.job_id, "folder": str(folder.resolve())}
+        write_record(folder_of(runs, sweep), {**record, "time": time.time()})
+        try:
+            job.wait()
+        except KeyboardInterrupt:
+            job.cancel()
+            raise
+        if not finished(runs, run.name):
+            print(f"    failed: {last_line(Path(folder) / f'{job.job_id}_0_log.err')}", flush=True)
+
+
+def run_debug(wanted: Sequence[Run]) -> None:
+    """In this process, where a debugger reaches everything."""
+    from ecgmatch_dist.train import execute
+
+    for run in wanted:
+        execute(from_json(run.config.to_json()))
+
+
+def last_line(path: Path) -> str:
+    """The last line that says something, of a job's errors."""
+    if not path.is_file():
+        return ""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    noise = ("srun:", "slurmstepd:", "*", "submitit", "Traceback", "File ")
+    telling = [line for line in lines if line and not line.startswith(noise)]
+    return telling[-1] if telling else ""
+
+
+def table(planned: Sequence[Run], said: dict[str, str], title: str) -> Table:
+    out = Table(title=title, title_justify="left")
+    for name in ("run", "starts from", "steps", "what"):
+        out.add_column(name, overflow="fold")
+    for run in planned:
+        out.add_row(run.name, run.start or "", f"{run.config.optim.steps:,}", said[run.name])
+    return out
+
+
+def sbatch_text(sweep: str, runs: Path, site: Site, count: int) -> str:
+    """What would be handed to sbatch."""
+    folder = (folder_of(runs, sweep) / "jobs" / "0").resolve()
+    parameters: dict[str, Any] = site.parameters(f"ecgmatch-{sweep}", folder)
+    command = f"python -u -m submitit.core._submit {folder}"
+    return str(_make_sbatch_string(command, folder, map_count=count, **parameters))
+
+
+def main(
+    name: tyro.conf.Positional[str],
+    /,
+    cluster: Cluster = "slurm",
+    site: str = "",
+    shards: str = "data/shards",
+    splits: Path = Path("splits"),
+    runs: Path = Path("runs"),
+    preset: str = "",
+    set: tuple[str, ...] = (),
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Submit the runs of a sweep that are neither finished nor at work. The same command again resubmits what failed.
+
+    Args:
+        name: Sweep in launch/ (within, cross, mix, ...) or the path of a .toml file.
+        cluster: slurm: one job array; local: one run after the other on this machine; debug: in this process.
+        site: Site in slurm/ or the path of a .toml file: partition, account, GPUs, time limit, setup lines.
+        shards: Folder or URL of the shards.
+        splits: Folder of the split files.
+        runs: Where run folders are made.
+        preset: Instead of the sweep's preset.
+        set: Settings for all runs, as in --set optim.steps=1000 model.width=64
+        dry_run: Show the runs and the sbatch file, and submit nothing.
+    """
+    sweep, place = planning.load(name), sites.load(site)
+    shards = shards if "://" in shards else str(Path(shards).resolve())
+    base = planning.base_config(sweep, preset, shards, runs.resolve(), set)
+    planned = planning.plan(sweep, base, splits.resolve(), need_splits=not dry_run)
+    console = Console(soft_wrap=True)
+    title = f"{sweep.name}: {len(planned)} runs. {sweep.about}"
+    if dry_run:
+        wanted, said = to_do(planned, runs, cluster)
+        console.print(table(planned, said, title))
+        if cluster == "slurm":
+            console.print(sbatch_text(sweep.name, runs, place, len(wanted)), markup=False, highlight=False)
+        return
+    with submitting(runs):
+        wanted, said = to_do(planned, runs, cluster)
+        console.print(table(planned, said, title))
+        record = [{"run": run.name, "start": run.start, "config": run.config.to_json()} for run in planned]
+        folder_of(runs, sweep.name).mkdir(parents=True, exist_ok=True)
+        write_json(folder_of(runs, sweep.name) / "plan.json", json.loads(json.dumps(record, default=str)))
+        if cluster == "slurm" and wanted:
+            arrays = submit_slurm(sweep.name, wanted, runs, place)
+            console.print(
+                f"{len(wanted)} runs submitted as {' and '.join(arrays)}: ecgmatch status {sweep.name} --runs {runs}"
+            )
+    if not wanted:
+        console.print("nothing to submit")
+    elif cluster == "local":
+        run_local(sweep.name, wanted, runs, place)
+    elif cluster == "debug":
+        run_debug(wanted)
