@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Similarity = Literal["cosine", "pearson", "euclidean"]
+Similarity = Literal["cosine", "pearson", "euclidean", "expected"]
 
 EPSILON = 1e-6  # official code; the paper divides by the norms alone
 
@@ -51,6 +51,10 @@ def correlation(
     `reduce` sums over ranks (distributed.all_sum) where p is a rank's share of the rows. It is given the sufficient
     statistics P^T P, column sums and number of rows in one tensor of C * C + C + 1 numbers, in fp64: sums of thousands
     of products, of which Pearson and Euclid take differences.
+
+    "expected" is not in the paper. For 0/1 labels it is the cosine, since y^2 = y; for probabilities it divides by the norms
+    that labels drawn from them are expected to have, sqrt(sum p), instead of sqrt(sum p^2). The cosine of probabilities that
+    are right is larger than that of the labels, so that aligning the two forces predictions to be sharper than they should.
     """
     C = p.shape[1]
     P = p.double()
@@ -61,7 +65,12 @@ def correlation(
     if similarity == "pearson":
         gram = gram - torch.outer(column, column) / n
     diagonal = gram.diagonal()
-    if similarity == "euclidean":
+    if similarity == "expected":
+        norm = _sqrt(column)
+        r = gram / (torch.outer(norm, norm) + EPSILON)
+        own = torch.eye(C, dtype=torch.bool, device=p.device)
+        r = torch.where(own, (column > 0).to(r.dtype)[:, None], r)  # a class always goes with itself
+    elif similarity == "euclidean":
         r = 1 / (1 + _sqrt(diagonal[:, None] + diagonal[None, :] - 2 * gram))
     else:
         norm = _sqrt(diagonal)

@@ -21,8 +21,8 @@ class ECGMatch:
     """Weight of the label-correlation loss; 0: without correlation alignment."""
     refine: bool = True
     """Weight pseudo-labels by the agreement of the neighbours (equation 6); off: all weights are 1."""
-    similarity: Literal["cosine", "pearson", "euclidean"] = "cosine"
-    """How the correlation of two classes is measured."""
+    similarity: Literal["cosine", "pearson", "euclidean", "expected"] = "cosine"
+    """How the correlation of two classes is measured; expected: the cosine, without its bias for probabilities."""
     query: Literal["student", "teacher"] = "student"
     """Whose features ask the bank of teacher features for neighbours: the student's (paper) or the teacher's own."""
 
