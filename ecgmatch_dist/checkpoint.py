@@ -20,9 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
 
+from ecgmatch_dist.distributed import group_beside
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence
 from ecgmatch_dist.files import sync_folder, write_atomic, write_json
+from ecgmatch_dist.watchdog import during
 
 KEEP = 2
 
@@ -67,7 +69,7 @@ class Checkpointer:
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if self.distributed else 0
         # Saving meets on a group of its own: its collectives must not interleave with those of the training step.
-        self.group = dist.new_group(backend="gloo") if self.distributed else None
+        self.group = group_beside()
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         if self.rank == 0:
@@ -129,7 +131,8 @@ class Checkpointer:
 
     def _meet(self) -> None:
         if self.distributed:
-            dist.barrier(group=self.group)
+            with during("checkpoint"):
+                dist.barrier(group=self.group)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole and belongs to this run, and what is to be said about those that are not.

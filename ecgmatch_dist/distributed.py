@@ -28,6 +28,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_timeout: timedelta | None = None  # of this session's groups; torch's own is half an hour
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,11 @@ def session(device: Literal["auto", "cpu", "cuda"] = "auto", timeout_minutes: fl
     if "RANK" not in os.environ:
         yield ranks
         return
+    global _timeout
+    _timeout = timedelta(minutes=timeout_minutes)
     backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+        dist.init_process_group(backend, timeout=_timeout)
     except (dist.DistError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
@@ -121,6 +124,11 @@ def session(device: Literal["auto", "cpu", "cuda"] = "auto", timeout_minutes: fl
         yield ranks
     finally:
         dist.destroy_process_group()
+
+
+def group_beside() -> Group:
+    """A gloo group of all ranks with the session's timeout, for what meets behind the step and on the host."""
+    return dist.new_group(backend="gloo", timeout=_timeout) if world() > 1 else None
 
 
 @dataclass

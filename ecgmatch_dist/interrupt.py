@@ -8,7 +8,9 @@ from types import FrameType
 import torch
 from torch import distributed as dist
 
+from ecgmatch_dist.distributed import group_beside
 from ecgmatch_dist.fence import Fence, Superseded
+from ecgmatch_dist.watchdog import during
 
 DEADLINE = "ECGMATCH_STOP_AT"  # seconds since the epoch: where no signal tells of the time limit, this does
 
@@ -28,7 +30,7 @@ class Interrupt:
         self.warned = False  # by SIGUSR2 or the deadline: whoever gave the warning expects the run to be started again
         self.superseded = ""
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1
-        self.group = dist.new_group(backend="gloo") if self.distributed else None
+        self.group = group_beside()
         self.pending: tuple[dist.Work, torch.Tensor] | None = None
         self.previous = {number: signal.signal(number, self._raise) for number in signals}
 
@@ -51,7 +53,8 @@ class Interrupt:
             self.pending = (work, flags)
             if before is None:
                 return False
-            before[0].wait()
+            with during("flags"):
+                before[0].wait()
             flags = before[1]
         asked, warned, superseded = flags.tolist()
         if superseded:

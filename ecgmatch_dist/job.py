@@ -31,6 +31,7 @@ from ecgmatch_dist.run import RunFolder
 from ecgmatch_dist.schedule import build_optimizer
 from ecgmatch_dist.student import Student
 from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.watchdog import during
 
 LABELLED, UNLABELLED = 1, 2  # the two streams of a seed
 
@@ -102,8 +103,10 @@ class Job:
         start, stop, readers = self.step, self.config.optim.steps, self.config.runtime.readers
         labelled = self.labelled.iterate(start, stop, readers=1)
         unlabelled = self.unlabelled.iterate(start, stop, readers=readers) if self.unlabelled else None
-        for batch in labelled:
-            yield batch, next(unlabelled) if unlabelled else None
+        for step in range(start, stop):
+            with during("reading", step + 1):
+                batches = next(labelled), next(unlabelled) if unlabelled else None
+            yield batches
 
     def views(self, labelled: Batch, unlabelled: Batch | None, step: int) -> Views:
         ids_b, x_b = self.to_device(labelled)

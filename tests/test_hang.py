@@ -1,0 +1,166 @@
+"""One of four ranks dies, freezes or waits for its data in the middle of a step: the other three end in time and say so."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_distributed import free_port
+from test_train import data, tiny  # noqa: F401
+
+from ecgmatch_dist import watchdog
+from ecgmatch_dist.config import Config, Runtime
+from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.methods import ecgmatch
+from ecgmatch_dist.train import execute
+from ecgmatch_dist.watchdog import CollectiveFailed, Heartbeat, during, failed_collective
+
+WORLD, CULPRIT, STEP, TIMEOUT = 4, 2, 4, 10.0
+
+
+def _kill(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _freeze(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise(*_: Any) -> None:
+    raise ValueError("a lead is missing")
+
+
+def _stall(*_: Any) -> None:
+    time.sleep(600)
+
+
+def sabotage(way: str) -> None:
+    """Let this process fail at step `STEP`: between the exchange of the bank and the gradients, or while it reads."""
+    calls = 0
+    if way == "stall":
+        read = Stream.__getitem__
+
+        def slow(self: Stream, g: int) -> Any:
+            return _stall() if g == STEP - 1 else read(self, g)
+
+        Stream.__getitem__ = slow  # type: ignore[method-assign]
+        return
+    act = {"kill": _kill, "freeze": _freeze, "raise": _raise}[way]
+    bce = ecgmatch.bce
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return act() if calls == 2 * STEP - 1 else bce(*args)  # twice a step
+
+    ecgmatch.bce = failing
+
+
+def _rank(rank: int, port: str, config: Config, out: Path, way: str) -> None:
+    place = {"RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": WORLD}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
+    sys.stderr = (out / f"{rank}.txt").open("w", buffering=1)
+    if rank == CULPRIT:
+        sabotage(way)
+    execute(config)
+
+
+@pytest.mark.parametrize("way", ["kill", "freeze", "stall", "raise"])
+def test_the_others_end_and_name_the_rank_the_step_and_the_collective(
+    data: Path,  # noqa: F811
+    tmp_path: Path,
+    way: str,
+) -> None:
+    runtime = Runtime(device="cpu", threads=1, readers=1, timeout_minutes=TIMEOUT / 60)
+    config = replace(tiny(data, tmp_path / "runs", runtime=runtime), init="scratch")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    port = free_port()
+    ranks = [context.Process(target=_rank, args=(r, port, config, tmp_path, way)) for r in range(WORLD)]
+    for process in ranks:
+        process.start()
+    folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
+    try:
+        end = time.monotonic() + 120
+        while _step(folder) < STEP:
+            assert time.monotonic() < end, "the ranks did not come to the step"
+            time.sleep(0.05)
+        began = time.monotonic()
+        others = [process for r, process in enumerate(ranks) if r != CULPRIT]
+        while alive := [process for process in others if process.is_alive()]:
+            wait([process.sentinel for process in alive], timeout=1)
+            assert time.monotonic() < began + 2.5 * TIMEOUT, f"{len(alive)} ranks hang"
+        seconds = time.monotonic() - began
+    finally:
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+            process.join()
+    assert seconds < (TIMEOUT if way in ("kill", "raise") else 2 * TIMEOUT)  # the rest is the machine's own slowness
+    for r, process in enumerate(ranks):
+        if r == CULPRIT:
+            continue
+        text = (tmp_path / f"{r}.txt").read_text()
+        assert process.exitcode == 1, text
+        assert f"ecgmatch: rank {r} lost contact in " in text
+        assert f"at step {STEP}: rank {CULPRIT} " in text, text
+        # What a rank that died at once did last may be half a second older than what it wrote.
+        expected = {
+            "kill": "was last seen at step",
+            "freeze": "was last seen at step",
+            "stall": f"was last seen at step {STEP} in reading",
+            "raise": f"ended at step {STEP}: ValueError: a lead is missing",
+        }
+        assert expected[way] in text, text
+    assert "lost contact" in (folder / "log.txt").read_text()
+
+
+def _step(folder: Path) -> int:
+    """The step that the ranks have come to."""
+    try:
+        beats = [json.loads(path.read_text()) for path in (folder / "heartbeats").glob("*.json")]
+    except (OSError, ValueError):
+        return 0
+    return max((beat["step"] for beat in beats), default=0)
+
+
+def test_only_lost_peers_are_taken_for_lost_peers() -> None:
+    with pytest.raises(ValueError, match="mine"), during("gradients"):
+        raise ValueError("mine")
+    with pytest.raises(RuntimeError, match="shape") as caught, during("gradients"):
+        raise RuntimeError("shape [3] is invalid")
+    assert failed_collective(caught.value) is None
+    with pytest.raises(CollectiveFailed, match=r"bank/rows: .*gloo") as lost, during("gradients"), during("bank/rows"):
+        raise RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    assert failed_collective(lost.value) == "bank/rows"
+    wrapped = ValueError("the checkpoint could not be written")
+    wrapped.__cause__ = lost.value
+    assert failed_collective(wrapped) == "bank/rows"
+    assert str(watchdog.here) == "computing"
+
+
+def test_a_run_that_ends_well_leaves_no_heartbeats(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, 0, 2, 1.0), during("reading", 7):
+        beat = json.loads((tmp_path / "heartbeats" / "00000.json").read_text())
+        assert beat["process"] == os.getpid()
+    assert not (tmp_path / "heartbeats").exists()
+    with Heartbeat(tmp_path, 0, 1, 1.0):
+        assert not (tmp_path / "heartbeats").exists()
+
+
+def test_a_stall_is_told_at_half_the_timeout(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Heartbeat(tmp_path, 0, 2, 0.4 / 60, said.append), during("bank/exchange", 3):
+        other = Heartbeat(tmp_path, 1, 2, 1.0)
+        other._write()
+        time.sleep(0.5)
+    (line,) = said
+    assert "in bank/exchange at step 3; rank 1 was last seen at step 3 in bank/exchange" in line
