@@ -85,6 +85,11 @@ def test_what_is_written(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "flagged   flat 1" in out
 
 
+@pytest.mark.parametrize("sequence", [("pad",), ("filter", "pad"), ("pad", "filter"), ("zscore", "pad")])
+def test_steps_can_be_left_out(raw: Path, tmp_path: Path, sequence: tuple[str, ...]) -> None:
+    assert len(shards.build(OWN, raw, tmp_path / "out", replace(CPU, sequence=sequence))) == 5
+
+
 def test_any_webdataset_reader_reads_them(raw: Path, tmp_path: Path) -> None:
     shards.build(OWN, raw, tmp_path / "out", CPU)
     tar = tmp_path / "out/own/own-000000.tar"

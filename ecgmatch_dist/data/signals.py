@@ -102,8 +102,8 @@ def _fill_missing(x: Array) -> tuple[Array, list[str]]:
 
 def _clipped(x: Array, low: Array, high: Array) -> NDArray[np.bool_]:
     """[12, n] and its extremes [12] -> bool [12]."""
-    at_rail = np.maximum((x == low[:, None]).mean(axis=1), (x == high[:, None]).mean(axis=1))
-    clipped: NDArray[np.bool_] = (at_rail >= CLIPPED_SHARE) & (high - low >= CLIPPED_RANGE)
+    at_rail = [np.count_nonzero(x == rail[:, None], axis=1) for rail in (low, high)]
+    clipped: NDArray[np.bool_] = (np.maximum(*at_rail) >= CLIPPED_SHARE * x.shape[1]) & (high - low >= CLIPPED_RANGE)
     return clipped
 
 
@@ -131,7 +131,7 @@ def bandpass(x: Array, settings: Preprocess) -> NDArray[np.float32]:
     x = np.concatenate([2 * first - x[:, edge:0:-1], x, 2 * last - x[:, -2 : -edge - 2 : -1]], axis=1, dtype=np.float32)
     x -= first.astype(np.float32)  # the filter is blind to an offset, rounding to 32 bits is not
     x = _blockwise(_blockwise(x, settings)[:, ::-1], settings)[:, ::-1]
-    return x[:, edge : x.shape[1] - edge]
+    return np.ascontiguousarray(x[:, edge : x.shape[1] - edge])
 
 
 BLOCK = 64
@@ -166,14 +166,15 @@ def _blockwise(x: NDArray[np.float32], settings: Preprocess) -> NDArray[np.float
     padded = np.zeros((leads, blocks * BLOCK), np.float32)
     padded[:, :n] = x
     out = (padded.reshape(-1, BLOCK) @ products).reshape(leads, blocks, -1)
-    states = np.empty((leads, blocks, len(step)))
-    states[:, 0] = x[:, :1] * steady
-    states[:, 1:] = out[:, :-1, BLOCK:]
+    states = np.empty((blocks, leads, len(step)))
+    states[0] = x[:, :1] * steady
+    states[1:] = out[:, :-1, BLOCK:].swapaxes(0, 1)
     reach = 1
     while reach < blocks:  # states[k] = sum over j <= k of states[j] step^(k - j)
-        states[:, reach:] += states[:, :-reach] @ step
+        states[reach:] += (states[:-reach].reshape(-1, len(step)) @ step).reshape(-1, *states.shape[1:])
         step, reach = step @ step, 2 * reach
-    y = (states.astype(np.float32).reshape(-1, len(step)) @ from_state).reshape(leads, blocks, BLOCK)
+    by_lead = states.swapaxes(0, 1).astype(np.float32, order="C").reshape(-1, len(step))
+    y = (by_lead @ from_state).reshape(leads, blocks, BLOCK)
     y += out[:, :, :BLOCK]
     return y.reshape(leads, -1)[:, :n]
 

@@ -76,7 +76,7 @@ def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
     tar = job.folder / f"{job.name}.tar"
     partial = job.folder / f".{tar.name}.{os.getpid()}.partial"
     try:
-        with partial.open("wb") as stream:
+        with partial.open("wb", buffering=2**20) as stream:  # webdataset writes in small pieces
             # Owner, mode and time are fixed: the same recordings give the same bytes.
             with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
                 for ref in job.refs:
@@ -111,7 +111,7 @@ def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int
     header = npy_header(job.settings.length)
     writer.write({"__key__": ref.key, "ecg.npy": header + data})
     # The tar stands behind the member now, which fills whole blocks of 512 bytes.
-    offset = writer.tarstream.offset - -(-len(header + data) // 512) * 512 + len(header)
+    offset = writer.tarstream.offset - -(-(len(header) + len(data)) // 512) * 512 + len(header)
     writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
     return [
         ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.age,
