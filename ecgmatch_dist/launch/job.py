@@ -15,6 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from torch import distributed as dist
+
 from ecgmatch_dist.config import Config, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Superseded
@@ -45,6 +47,11 @@ class TrainJob:
             # Neither a result nor a restart: both belong to the newer copy, which has the same job id.
             print(f"ecgmatch: {error}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
+        except Exception as error:
+            if not lost_a_rank(error):
+                raise
+            print(f"ecgmatch: another rank is gone: {error}", file=sys.stderr, flush=True)
+            os.abort()  # an end by a signal: the job is queued again (site.py)
         return self.name
 
     def checkpoint(self) -> Any:
@@ -62,6 +69,18 @@ class TrainJob:
             time.sleep(5)
         if not result.is_file():
             raise UserError(f"{self.start} did not finish, and {self.name} starts from it: submit the sweep again")
+
+
+def lost_a_rank(error: BaseException | None) -> bool:
+    """Whether an error came from a collective whose other ranks were not there any more."""
+    while error is not None:
+        words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(w in str(error) for w in words)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def queue_again(rank: int) -> None:

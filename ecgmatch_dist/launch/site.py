@@ -9,7 +9,7 @@ from typing import Any
 from ecgmatch_dist import recipes
 from ecgmatch_dist.errors import UserError
 
-CRASHES = 3  # how often a job whose rank was killed is queued again
+CRASHES = 10  # how often a job that lost a rank is queued again
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Site:
         return {name: value for name, value in wanted.items() if value} | {
             "signal_delay_s": self.warning_seconds,
             "array_parallelism": self.parallel,
-            "setup": [*self.setup, "export PYTHONFAULTHANDLER=1"],
+            "setup": [*self.setup, "export PYTHONFAULTHANDLER=1 COLUMNS=200"],  # whole lines in the logs
             "teardown": requeue_after_a_crash(folder),
             # srun does not hand the batch job's cores on to its tasks by itself (Slurm 22.05 and later).
             "srun_args": [f"--cpus-per-task={self.cpus_per_rank}"],
@@ -87,9 +87,10 @@ class Site:
 
 
 def requeue_after_a_crash(folder: Path) -> list[str]:
-    """Shell lines behind srun: a rank that a signal ended (kill -9, out of memory, a watchdog's abort) is not the run's fault,
-    and the job goes back into the queue, unless Slurm has started a newer copy of it meanwhile. srun's exit code is then above
-    128; a run's own errors have lower codes, and 255 is submitit's after it has queued the job again itself."""
+    """Shell lines behind srun: a rank that a signal ended (kill -9, out of memory, a watchdog's abort) or that lost another one
+    (job.py) is not the run's fault, and the job goes back into the queue, unless Slurm has started a newer copy of it
+    meanwhile. srun's exit code is then above 128; a run's own errors have lower codes, and 255 is submitit's after it has
+    queued the job again itself."""
     job = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     return [
         "code=$?",

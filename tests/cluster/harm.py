@@ -1,0 +1,131 @@
+"""The means to do harm to a run on the lab (freeze ranks, kill ranks, nodes and daemons) and to see that none was done."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "model.width": 16,
+    "model.heads": 2,
+    "optim.steps": 60,
+    "optim.labelled_batch": 8,
+    "optim.unlabelled_batch": 16,
+    "pretrain.steps": 6,
+    "pretrain.labelled_batch": 8,
+    "pretrain.unlabelled_batch": 16,
+    "evaluate.every": 10,
+    "evaluate.batch": 32,
+    "runtime.device": "cpu",
+    "runtime.log_every": 1,
+    "runtime.save_every": 7,
+    "runtime.readers": 1,
+    "runtime.threads": 1,
+}
+SWEEP = """
+about = "Four small runs."
+split = "within-chapman@0.2.s{seed}"
+[grid]
+seed = [20, 21]
+method = ["ecgmatch", "fixmatch"]
+"""
+SET = tuple(f"{key}={value}" for key, value in SETTINGS.items())
+
+
+def wait_until(condition: Callable[[], object], what: str, limit: float = 240, every: float = 0.05) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, f"waited {limit} s in vain: {what}"
+        time.sleep(every)
+
+
+class Lab:
+    """The cluster that slurm/lab/with-slurm has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / "run" / f"{name}.pid").read_text())
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGKILL)
+
+    def repair(self) -> None:
+        """Start again what has died, and wait until both nodes are free of old jobs."""
+        environment = {k: v for k, v in os.environ.items() if k != "SLURM_CONF"}
+        subprocess.run([ROOT / "slurm/lab/up", self.folder], check=True, capture_output=True, env=environment)
+
+    def ranks(self, job: str, restart: int = 0) -> dict[int, int]:
+        """Rank -> process id of a start of a job, seen from outside the nodes."""
+        found = {}
+        for process in Path("/proc").iterdir():
+            if not process.name.isdecimal():
+                continue
+            try:
+                command = (process / "cmdline").read_bytes()
+                text = (process / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if b"submitit.core._submit" not in command or b"srun" in command.split(b"\0")[0]:
+                continue
+            values = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+            array = f"{values.get('SLURM_ARRAY_JOB_ID')}_{values.get('SLURM_ARRAY_TASK_ID')}"
+            started = int(values.get("SLURM_RESTART_COUNT", 0))
+            if job in (array, values.get("SLURM_JOB_ID")) and started == restart and "SLURM_PROCID" in values:
+                found[int(values["SLURM_PROCID"])] = int(process.name)
+        return found
+
+    def signal(self, pids: dict[int, int], number: signal.Signals) -> None:
+        for pid in pids.values():
+            os.kill(pid, number)
+
+
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a frozen process has a signal to deal with."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("SigPnd", "ShdPnd") and int(value, 16) >> (number - 1) & 1:
+            return True
+    return False
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    def reached() -> bool:
+        try:
+            lines = (run / "metrics.jsonl").read_text().splitlines()
+        except OSError:
+            return False
+        return any(json.loads(line)["step"] >= step for line in lines if line.endswith("}"))
+
+    wait_until(reached, f"{run.name} at step {step}")
+
+
+def steps_of(run: Path) -> list[int]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["step"] for record in records if record["kind"] == "train"]
+
+
+def final_state(run: Path) -> dict[str, torch.Tensor]:
+    """Everything that a finished run holds: the last checkpoint, the banks in one piece, the kept weights."""
+    last = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name)
+    state = {f"best.{k}": v for k, v in load_file(run / "best.safetensors").items()}
+    state |= {f"last.{k}": v for k, v in load_file(last / "state.safetensors").items()}
+    blocks = [load_file(path) for path in sorted(last.glob("bank-*.safetensors"))]
+    return state | {f"bank.{name}": torch.cat([block[name] for block in blocks]) for name in (blocks or [{}])[0]}
+
+
+def assert_same_bits(a: Path, b: Path) -> None:
+    one, two = final_state(a), final_state(b)
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+    results = [json.loads((run / "result.json").read_text()) for run in (a, b)]
+    assert results[0]["test"] == results[1]["test"]
+    assert steps_of(a) == steps_of(b)

@@ -1,0 +1,202 @@
+"""Sweeps on a real Slurm, and everything that can happen to them: each run ends with the bits of one that nobody touched."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from harm import (
+    SET,
+    Lab,
+    assert_same_bits,
+    pending,
+    steps_of,
+    wait_for_step,
+    wait_until,
+)
+
+from ecgmatch_dist.launch import slurm, status, sweep
+from ecgmatch_dist.launch.job import read_records
+
+pytestmark = pytest.mark.cluster
+
+ONE = "within-chapman@0.2.s20.ecgmatch"
+ONE_RUN = """
+split = "within-chapman@0.2.s20"
+[grid]
+method = ["ecgmatch"]
+"""
+
+
+def site(folder: Path, **changes: object) -> str:
+    values: dict[str, object] = {
+        "partition": "main",
+        "nodes": 2,
+        "ranks_per_node": 1,
+        "minutes": 60,
+        "warning_seconds": 20,
+        "parallel": 4,
+        "setup": ["export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo"],
+    } | changes
+    path = folder / "site.toml"
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
+    return str(path)
+
+
+def submit_one(tmp_path: Path, data: Path, runs: Path, **changes: object) -> str:
+    """Submit one run of ECGMatch; returns its job."""
+    (tmp_path / "one.toml").write_text(ONE_RUN)
+    submit(tmp_path / "one.toml", tmp_path, data, runs, **changes)
+    return str(read_records(sweep.folder_of(runs, "one"))[-1]["job"])
+
+
+def submit(file: Path, tmp_path: Path, data: Path, runs: Path, **changes: object) -> None:
+    place = site(tmp_path, **changes)
+    shards, splits = str(data / "shards"), data / "splits"
+    sweep.main(str(file), site=place, shards=shards, splits=splits, runs=runs, set=SET)
+
+
+def wait_for_end(job: str, limit: float = 300) -> None:
+    wait_until(lambda: not slurm.alive(job), f"the end of job {job}", limit, every=0.5)
+
+
+def generations(run: Path) -> int:
+    return len(list((run / "generations").iterdir()))
+
+
+def said(runs: Path, job: str) -> str:
+    folder = Path(read_records(sweep.folder_of(runs, "one"))[-1]["folder"])
+    return "\n".join(path.read_text() for path in sorted(folder.glob(f"{job}_*_log.*")))
+
+
+def frozen(lab: Lab, runs: Path, job: str, step: int = 10) -> dict[int, int]:
+    """The ranks of the first start of a job, stopped in the middle of training."""
+    wait_for_step(runs / ONE, step)
+    ranks = lab.ranks(job)
+    assert sorted(ranks) == [0, 1]
+    lab.signal(ranks, signal.SIGSTOP)
+    return ranks
+
+
+def test_a_sweep_equals_torchrun_to_the_bit(
+    lab: Lab, data: Path, sweep_file: Path, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    submit(sweep_file, tmp_path, data, runs)
+    records = read_records(sweep.folder_of(runs, "four"))
+    assert len(records) == 6
+    assert len({record["job"].split("_")[0] for record in records}) == 2  # starts first, then the rest
+
+    submit(sweep_file, tmp_path, data, runs)  # all at work: none is submitted again
+    assert "nothing to submit" in capsys.readouterr().out
+    assert len(read_records(sweep.folder_of(runs, "four"))) == 6
+
+    for record in records:
+        wait_for_end(record["job"])
+    rows = status.collect("four", runs)
+    assert {(row.state, row.step, row.restarts) for row in rows} == {("finished", 60, 0), ("finished", 6, 0)}
+    for record in records:
+        assert_same_bits(reference / record["run"], runs / record["run"])
+    started = [json.loads((runs / r["run"] / "result.json").read_text())["world_size"] for r in records]
+    assert started == [2] * 6
+
+    submit(sweep_file, tmp_path, data, runs)
+    assert "nothing to submit" in capsys.readouterr().out
+
+
+def test_a_time_limit(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    job = submit_one(tmp_path, data, runs, minutes=1, warning_seconds=30)
+    ranks = frozen(lab, runs, job)
+    wait_until(lambda: all(pending(pid, signal.SIGUSR2) for pid in ranks.values()), "Slurm's warning", 120)
+    lab.signal(ranks, signal.SIGCONT)
+    wait_for_end(job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
+    assert generations(runs / ONE) >= 2
+
+
+def test_a_preemption(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    job = submit_one(tmp_path, data, runs, partition="low")
+    ranks = frozen(lab, runs, job)
+    higher = ["sbatch", "-p", "main", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
+    subprocess.run(higher, check=True, capture_output=True)
+    wait_until(lambda: all(pending(pid, signal.SIGUSR2) for pid in ranks.values()), "Slurm's warning", 60)
+    lab.signal(ranks, signal.SIGCONT)
+    wait_for_end(job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
+    assert generations(runs / ONE) == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, rank: int) -> None:
+    job = submit_one(tmp_path, data, runs)
+    wait_for_step(runs / ONE, 10)
+    os.kill(lab.ranks(job)[rank], signal.SIGKILL)
+    wait_for_end(job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 2
+    assert status.collect("one", runs)[-1].restarts == 1
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_power_cut(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, node: str) -> None:
+    job = submit_one(tmp_path, data, runs)
+    frozen(lab, runs, job)
+    lab.kill(f"node.{node}")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=power"], check=True)
+    for pid in lab.ranks(job).values():
+        os.kill(pid, signal.SIGCONT)
+    lab.repair()
+    wait_for_end(job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 2
+
+
+def test_two_copies_at_once(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    """A node's daemon dies, the node does not: Slurm starts the run again elsewhere while the old copy is still there."""
+    job = submit_one(tmp_path, data, runs, nodes=1, ranks_per_node=2)
+    old = frozen(lab, runs, job)
+    node = slurm.queue()[job].nodes
+    lab.kill(f"slurmd.{node}")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=daemon"], check=True)
+    wait_until(lambda: generations(runs / ONE) == 2, "the second copy")
+    wait_for_step(runs / ONE, 15)
+    lab.signal(old, signal.SIGCONT)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in old.values()), "the end of the old copy")
+    assert "a newer copy of this run has taken over (generation 2" in said(runs, job)
+    wait_for_end(job)
+    lab.repair()
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert steps_of(runs / ONE) == list(range(1, 61))
+    assert generations(runs / ONE) == 2
+    written = {path.name.split(".")[1] for path in (runs / ONE / "checkpoints").iterdir()}
+    assert written == {"2"}  # nothing of the old copy is left, nothing came from it later
+
+
+def test_a_restart_of_the_controller(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    job = submit_one(tmp_path, data, runs)
+    ranks = frozen(lab, runs, job)
+    lab.kill("slurmctld")
+    lab.repair()
+    lab.signal(ranks, signal.SIGCONT)
+    wait_for_end(job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 1
+
+
+def test_a_cancelled_sweep_is_taken_up_again(
+    lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit_one(tmp_path, data, runs)
+    wait_for_step(runs / ONE, 10)
+    status.cancel("one", runs)
+    assert "1 jobs cancelled" in capsys.readouterr().out
+    wait_for_end(job)
+    assert status.collect("one", runs)[-1].state == "failed (cancelled)"
+    again = submit_one(tmp_path, data, runs)
+    assert again != job
+    wait_for_end(again)
+    assert_same_bits(reference / ONE, runs / ONE)
