@@ -70,6 +70,7 @@ def test_the_supervised_start_is_the_same_for_all_methods() -> None:
     config = Config(method=ECGMatch(neighbours=9), optim=Optim(lr=0.5), bank=Bank(view="clean"))
     assert config.supervised().meaning() == Config().supervised().meaning()
     assert config.supervised().supervised() == config.supervised()
+    assert Config(tag="k7").supervised().run_name("x") == "x.supervised"
 
 
 def test_run_names() -> None:

@@ -100,6 +100,8 @@ def slow_correlation(p: np.ndarray, similarity: str) -> np.ndarray:
                 r[i, j] **= 2
             if similarity == "euclidean":
                 r[i, j] = 1 / (1 + np.linalg.norm(a - b))
+            if similarity == "expected":
+                r[i, j] = 1 if i == j else a @ b / (np.sqrt(a.sum() * b.sum()) + 1e-6)
     return np.clip(r, 0, 1)
 
 
@@ -189,3 +191,19 @@ def test_ranks_equal_one_process(run: Any, w: int, similarity: losses.Similarity
         assert got["loss"] == pytest.approx(one["loss"], rel=1e-12)
         error = (got["gradient"] - one["gradient"]).abs().max()
         assert error <= 1e-12 * one["gradient"].abs().max()
+
+
+def test_expected_is_the_cosine_of_labels_and_unbiased_for_probabilities() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.tensor([[2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0, 0.0, 2.0]])
+    p = torch.sigmoid(torch.randn(100_000, 3, generator=generator) @ mix - 1)
+    y = (torch.rand(p.shape, generator=generator) < p).float()  # labels that p is right about
+    truth = losses.correlation(y, "cosine")
+    torch.testing.assert_close(losses.correlation(y, "expected"), truth, atol=1e-5, rtol=0)
+    torch.testing.assert_close(losses.correlation(p, "expected"), truth, atol=5e-3, rtol=0)
+    assert (losses.correlation(p, "cosine") - truth).max() > 0.2  # what it is there to avoid
+
+
+def test_expected_without_positives_is_zero() -> None:
+    r = losses.correlation(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "expected")
+    assert r.tolist() == [[0.0, 0.0], [0.0, 1.0]]
