@@ -64,16 +64,18 @@ def panels(
     columns: int,
     width: float,
     height: float,
-    left: float = 0.5,
-    bottom: float = 0.5,
+    margins: tuple[float, float, float, float] = (0.5, 0.5, 0.15, 0.36),
     below: float = 0,
     polar: bool = False,
 ) -> tuple[Figure, list[matplotlib.axes.Axes]]:
-    """A figure of n equal panels of `width` x `height` inches, at most `columns` in a row, with `left` and `bottom` inches
-    for labels in each and `below` for a legend under all. Fixed places: an automatic layout would take most of the time."""
+    """A figure of n equal panels of `width` x `height` inches, at most `columns` in a row.
+
+    `margins` (left, bottom, right, top) are in each panel, `below` is for a legend under all, in inches. Places are
+    fixed: an automatic layout would take most of the time that a figure takes.
+    """
     columns = min(n, columns)
     rows = -(-n // columns)
-    right, top = 0.15, 0.36
+    left, bottom, right, top = margins
     all_width, all_height = width * columns, height * rows + below
     figure = Figure(figsize=(all_width, all_height))
     inner = ((width - left - right) / all_width, (height - bottom - top) / all_height)

@@ -59,7 +59,9 @@ def mean_cell(study: Study, row: Row, column: Column, metric: names.Metric, asse
         return Cell(MISSING, "missing")
     low, high = interval(np.mean(list(drawn.values()), axis=0))
     mean = float(np.mean(values))
-    return Cell(f"{mean:.3f} [{low:.3f}, {high:.3f}]", "value", mean)
+    return Cell(
+        f"{mean:.3f} [{low:.3f}, {high:.3f}]", "value", mean, runs=tuple(run for run in runs if run.seed in drawn)
+    )
 
 
 def difference_cell(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from ecgmatch_dist.report import names
 from ecgmatch_dist.report.drawing import INK, RULE, colour, method_colour, panels
@@ -17,7 +18,7 @@ def critical_difference(rows: Sequence[Row], tests: dict[str, Friedman], n: int)
     """Mean ranks of all methods, one panel a metric; the band is one critical difference (Bonferroni-Dunn) from the control."""
     k = len(rows)
     control = next((i for i, row in enumerate(rows) if row.key == names.CONTROL), None)
-    figure, axes = panels(len(names.METRICS), 3, 3.5, 1.0 + 0.2 * k, left=1.25)
+    figure, axes = panels(len(names.METRICS), 3, 3.5, 1.0 + 0.2 * k, (1.25, 0.5, 0.15, 0.36))
     for axis, metric in zip(axes, names.METRICS, strict=True):
         ranks = tests[metric.key].ranks
         order = np.argsort(-ranks, kind="stable")
@@ -66,7 +67,7 @@ def radar(study: Study, value: Lookup) -> Figure | None:
     if len(corners) < 3 or len(pipelines) < 2:
         return None
     angles = np.linspace(0, 2 * np.pi, len(corners), endpoint=False)
-    figure, axes = panels(len(names.METRICS), 3, 3.4, 3.4, left=0.6, bottom=0.6, below=0.3, polar=True)
+    figure, axes = panels(len(names.METRICS), 3, 3.8, 3.3, (0.9, 0.5, 0.9, 0.8), below=0.3, polar=True)
     for axis, metric in zip(axes, names.METRICS, strict=True):
         everything = []
         for i, pipeline in enumerate(pipelines):
@@ -80,7 +81,11 @@ def radar(study: Study, value: Lookup) -> Figure | None:
         axis.set_ylim(max(0, low - 0.5 * (high - low)), high + 0.05 * (high - low) + 1e-9)
         axis.tick_params(axis="y", labelsize=7)
         axis.spines["polar"].set_color(RULE)
-        axis.set_title(metric.title)
+        axis.set_title(metric.title, y=1.2)
+        axis.yaxis.set_major_locator(MaxNLocator(3))
+        for text, angle in zip(axis.get_xticklabels(), angles, strict=True):
+            side = np.cos(angle)
+            text.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(pipelines))
     return figure

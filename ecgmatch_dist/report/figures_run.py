@@ -41,7 +41,7 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
     shown = [bool(scores), bool(parts), bool(agreement)]
     if not any(shown):
         return None
-    figure, axes = panels(sum(shown), 3, 3.8, 3.0)
+    figure, axes = panels(sum(shown), 3, 3.8, 3.0, below=0.3 * bool(scores))
     rest = iter(axes)
     if scores:
         axis = next(rest)
@@ -55,7 +55,7 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
                 label=names.method(run.method),
             )
         axis.set_title("Validation MAP")
-        axis.legend(ncols=1 + (len(scores) > 5))
+        figure.legend(*axis.get_legend_handles_labels(), loc="lower left", ncols=len(scores))
     for title, group in (("Training loss", parts), ("Agreement of neighbours", agreement)):
         if not group:
             continue
@@ -175,7 +175,7 @@ def decision_curves(run: Run) -> Figure:
     """Net benefit of acting on the model, on everyone, on nobody, over the threshold probability, one panel a class."""
     labels, p = predictions(run)
     at = np.linspace(0.01, 0.99, 99)
-    figure, axes = panels(len(run.classes), 5, 2.25, 2.2, below=0.25)
+    figure, axes = panels(len(run.classes), 5, 2.3, 2.2, (0.6, 0.5, 0.15, 0.36), below=0.25)
     for c, (axis, name) in enumerate(zip(axes, run.classes, strict=True)):
         prevalence = float(labels[:, c].mean())
         axis.plot(at, treat_all(prevalence, at), color=INK, lw=0.9, ls=":", label="act on all")
@@ -209,7 +209,7 @@ def correlation(run: Run) -> Figure | None:
 def matrices(named: dict[str, NDArray[np.float64]], classes: Sequence[str], low: float, high: float) -> Figure:
     """C x C heat maps with their numbers; a difference (name with a minus) gets a diverging scale."""
     side = max(2.2, 0.4 * len(classes))
-    figure, axes = panels(len(named), 3, side + 0.85, side + 1.0, left=0.7, bottom=0.64)
+    figure, axes = panels(len(named), 3, side + 0.85, side + 1.0, (0.7, 0.64, 0.15, 0.36))
     for axis, (title, matrix) in zip(axes, named.items(), strict=True):
         diverging = "−" in title
         reach = max(0.05, float(np.nanmax(np.abs(matrix)))) if diverging else 1.0
@@ -253,7 +253,7 @@ def feature_map(run: Run, points: int = 700) -> Figure:
     directions = axes_of[:, ::-1][:, :2]
     directions *= np.sign(directions[np.abs(directions).argmax(axis=0), [0, 1]])  # an eigenvector's sign is arbitrary
     flat = (centred @ directions)[keep]
-    figure, axes = panels(len(run.classes), 5, 2.2, 2.2, left=0.3, bottom=0.3)
+    figure, axes = panels(len(run.classes), 5, 2.2, 2.2, (0.3, 0.3, 0.15, 0.36))
     for c, (axis, name) in enumerate(zip(axes, run.classes, strict=True)):
         has = labels[keep, c] == 1
         axis.scatter(flat[~has, 0], flat[~has, 1], s=3, color=RULE, lw=0, rasterized=True)

@@ -42,6 +42,7 @@ def write_page(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["link"] = lambda folder: link(folder, out)
+    environment.filters["inside"] = lambda folder: Path(os.path.relpath(folder, runs_folder)).as_posix()
     environment.filters["svg"] = lambda key: Markup(drawn[key].svg)
     main = main_settings(runs)
     text = environment.get_template("page.html.jinja").render(

@@ -28,7 +28,9 @@ class Column:
     def label(self) -> str:
         if self.protocol == "cross" and self.test_database:
             return names.database(self.test_database)
-        return " + ".join(map(names.database, self.databases)) if len(self.databases) < 4 else "all"
+        return (
+            " + ".join(map(names.database, self.databases)) if len(self.databases) < 4 else f"All {len(self.databases)}"
+        )
 
     @property
     def slug(self) -> str:

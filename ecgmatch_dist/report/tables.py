@@ -69,7 +69,7 @@ def summary(values: Sequence[float]) -> Value | None:
 
 def block(title: str, corner: str, study: Study, rows: Iterable[Row], headings: Sequence[Heading]) -> Block:
     """Cells of `rows` under `headings`, the best of ours strong, the paper's and the difference beside them."""
-    rows = tuple(rows)
+    rows = tuple(row for row in rows if any(study.runs(row, h.column) or h.paper(row) for h in headings))
     beside = [any(heading.paper(row) for row in rows) for heading in headings]
     columns = [strongest([cell(study, row, h) for row in rows], h.greater_is_better) for h in headings]
     lines = []
@@ -93,7 +93,8 @@ def cell(study: Study, row: Row, heading: Heading) -> Cell:
     lacking = tuple(seed for seed in study.seeds(heading.column) if seed not in seeds)
     ours = summary([value for _, value in have])
     if ours is None:
-        return Cell(MISSING, "missing", lacking=lacking)
+        ran = any(study.runs(row, column) for column in study.columns)
+        return Cell(MISSING, "missing", lacking=lacking if ran else ())
     return Cell(str(ours), "value", ours.mean, ours.std, runs=tuple(run for run, _ in have), lacking=lacking)
 
 

@@ -1,0 +1,262 @@
+"""The report as a whole: one page that stands alone, links that lead somewhere, nothing lost, the same at every run."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+import run_factory as factory
+import tyro
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.report import build_report, drawing, figures, main
+from ecgmatch_dist.report.build import read_bench
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and collects what the page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("href", "src", "xlink:href"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the smallest comparison: a supervised run and ECGMatch on one split, and folders with problems."""
+    root = tmp_path_factory.mktemp("demo & <co>")
+    for method in ("supervised", "ecgmatch"):
+        factory.write_run(root / "runs", method, sizes=600)
+    shutil.copytree(root / "runs" / "within-chapman@0.05.s20.ecgmatch", root / "runs" / "<script>alert(1)</script>")
+    (root / "runs" / "<script>alert(1)<" / "script>" / "result.json").write_text("{")
+    (root / "runs" / "notes").mkdir()
+    return build_report(root / "runs", root / "report", replicates=50)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of three methods on two databases, with a study of K and of the augmentation."""
+    root = tmp_path_factory.mktemp("sweep")
+    for method in ("fixmatch", "ups", "ecgmatch"):
+        for database in ("g12ec", "chapman"):
+            factory.write_run(root / "runs", method, database=database, sizes=300)
+        factory.write_run(root / "runs", method, sizes=300, tag="seq", change={"augment.pipeline": "sequential"})
+    factory.write_run(root / "runs", sizes=300, tag="k2", change={"method.neighbours": 2})
+    bench = root / "bench.json"
+    bench.write_text(json.dumps({"rows": [{"world_size": w, "seconds": 1 / w} for w in (1, 2, 4)]}))
+    return build_report(root / "runs", root / "report", bench, replicates=50, workers=1)
+
+
+def test_the_page_is_well_formed_and_all_its_links_lead_somewhere(demo: Path, sweep: Path) -> None:
+    for page in (demo, sweep):
+        found = Page(page.read_text(encoding="utf-8"))
+        assert len(found.ids) == len(set(found.ids))
+        for link in found.links:
+            if link.startswith("#"):
+                assert link[1:] in found.ids, link
+            elif link != "data:," and not link.startswith("data:image/png;base64,"):
+                assert (page.parent / unquote(link)).exists(), link
+
+
+def test_nothing_comes_from_elsewhere(demo: Path, sweep: Path) -> None:
+    for page in (demo, sweep):
+        text = page.read_text(encoding="utf-8")
+        addresses = re.findall(r"(?:\w+:)?//\w[^\s\"'<)]*", re.sub(r"base64,[^\"]*", "", text))
+        assert set(addresses) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}
+        assert "Content-Security-Policy\" content=\"default-src 'none'" in text
+        assert not re.search(r"<(?:iframe|object|embed|img|script[^>]*\ssrc)", text)
+
+
+def test_hostile_names_are_text(demo: Path) -> None:
+    text = demo.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert text.count("<script>") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_both_runs_and_all_problems_are_on_the_demos_page(demo: Path) -> None:
+    text = html.unescape(demo.read_text(encoding="utf-8"))
+    runs = demo.parent.parent / "runs"
+    for method in ("supervised", "ecgmatch"):
+        result = json.loads((runs / f"within-chapman@0.05.s20.{method}" / "result.json").read_text())
+        assert f's20.{method}/">{result["test"]["map"]:.3f}</a>' in text
+    assert "ECGMatch reaches a test MAP of" in text
+    assert "95 % interval over test recordings" in text
+    for words in (
+        "not a run folder",
+        "result.json is not JSON",
+        "Pseudo-labels against hidden labels",
+        "Validation MAP",
+    ):
+        assert words in text
+    assert "600 recordings of Chapman, the paper's 9,717" in text
+    assert "0.775" not in text.split('id="results"')[1].split("</section>")[0]  # so its numbers are not there
+
+
+def test_every_section_and_figure_is_there(sweep: Path) -> None:
+    text = sweep.read_text(encoding="utf-8")
+    for key in ("about", "results", "evidence", "studies", "classes", "closer", "calibration", "cost", "runs"):
+        assert f'id="{key}"' in text, key
+    names = {path.name.split("-")[0] for path in (sweep.parent / "figures").glob("*.svg")}
+    kinds = {
+        "ranks",
+        "radar",
+        "curve",
+        "training",
+        "pseudo",
+        "curves",
+        "confusion",
+        "correlation",
+        "features",
+        "reliability",
+        "decision",
+    }
+    assert names == kinds | {"cost.svg"}
+    for figure in (sweep.parent / "figures").glob("*.svg"):
+        assert figure.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    for table in (sweep.parent / "tables").glob("*.csv"):
+        assert table.with_suffix(".md").exists()
+        assert table.with_suffix(".tex").exists()
+
+
+def test_the_same_runs_give_the_same_files(demo: Path) -> None:
+    again = build_report(demo.parent.parent / "runs", demo.parent.parent / "again", replicates=50)
+    files = [
+        {p.relative_to(d): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (demo.parent, again.parent)
+    ]
+    assert sorted(files[0]) == sorted(files[1])
+    assert not [name for name, content in files[0].items() if files[1][name] != content]
+
+
+def test_an_old_report_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    (out / "tables").mkdir(parents=True)
+    for name in ("tables/old.csv", "tables/mine.csv", "notes.txt"):
+        (out / name).write_text("x")
+    (tmp_path / "precious.txt").write_text("x")
+    (out / "files.txt").write_text("tables/old.csv\n../precious.txt\n/etc/none\n")
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    page = build_report(tmp_path / "runs", out)
+    assert not (out / "tables/old.csv").exists()
+    assert (out / "tables/mine.csv").exists()
+    assert (out / "notes.txt").exists()
+    assert (tmp_path / "precious.txt").exists()
+    assert "No finished run could be read" in page.read_text(encoding="utf-8")
+
+
+def test_a_damaged_file_costs_its_figures_not_the_report(tmp_path: Path) -> None:
+    folder = factory.write_run(tmp_path / "runs", sizes=300)
+    (folder / "predictions" / "test.npz").write_bytes(b"PK\x03\x04 half a file")
+    np.savez(folder / "correlation.npz", R_b=np.eye(2), R_u=np.eye(2))
+    (folder / "split.json").write_text("{}")
+    text = build_report(tmp_path / "runs", tmp_path / "report").read_text(encoding="utf-8")
+    assert "test.npz is damaged" in text
+    assert "matrices of shape (2, 2)" in text
+    assert "split.json has no `parts`" in text
+    assert "Validation MAP" in text
+
+
+def test_mistakes_of_the_user_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bench.json").write_text('{"rows": [{"world_size": "many"}]}')
+    for runs, out, words in (
+        ("nowhere", "out", "no such folder"),
+        ("empty", "out", "no run folder"),
+        ("empty", "file", "is a file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build_report(tmp_path / runs, tmp_path / out)
+    with pytest.raises(UserError, match="not a bench file"):
+        read_bench(tmp_path / "bench.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_takes_the_folder_and_out(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    (runs / "notes").mkdir(parents=True)
+    tyro.cli(main, args=[str(runs), "--out", str(tmp_path / "page")])
+    assert capsys.readouterr().out.strip() == f"report: {tmp_path / 'page' / 'index.html'}"
+
+
+def test_radar_needs_three_corners_and_draws_them(sweep: Path) -> None:
+    from ecgmatch_dist.report.contents import test_value
+    from ecgmatch_dist.report.runs import find_runs
+    from ecgmatch_dist.report.studies import find_studies
+
+    runs, _ = find_runs(sweep.parent.parent / "runs", sweep.parent)
+    study = next(study for study in find_studies(runs) if study.kind == "augmentation")
+    with drawing.style():
+        figure = figures.radar(study, test_value)
+        assert figure is not None
+        assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["FixMatch", "UPS", "ECGMatch"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium)")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_in_a_browser(demo: Path, tmp_path: Path, width: int) -> None:
+    """No error on the console, no request but the file's own, tables sort, nothing is wider than the window."""
+    probe = """<script>
+      const head = document.querySelector("#results thead th:nth-child(2) button");
+      const cells = document.querySelectorAll.bind(document, "#results tbody td:nth-child(2)");
+      const column = () => [...cells()].map((cell) => Number(cell.dataset.value));
+      head.click(); const up = column(); head.click(); const down = column();
+      document.title = JSON.stringify({up, down, wide: document.documentElement.scrollWidth, window: innerWidth});
+    </script>"""
+    page = tmp_path / "probe.html"
+    page.write_text(demo.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    quiet += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=2000",
+    ]
+    command = [
+        str(CHROMIUM),
+        *quiet,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--log-net-log={tmp_path / 'net.json'}",
+    ]
+    command += [f"--window-size={width},2000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    state = json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1))  # type: ignore[union-attr]
+    assert state["up"] == sorted(state["up"])
+    assert state["down"] == state["up"][::-1]
+    assert state["wide"] <= state["window"]
+    requested = set(
+        re.findall(r'"url":"([a-z]+:[^"]*)"', (tmp_path / "net.json").read_text(encoding="utf-8", errors="replace"))
+    )
+    assert not {url for url in requested if url.startswith(("http", "ws", "ftp")) and "google" not in url}
