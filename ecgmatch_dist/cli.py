@@ -24,6 +24,7 @@ COMMANDS = {
     "choose": ("ecgmatch_dist.launch.status:choose", "the best settings of a sweep, by validation alone"),
     "monitor": ("ecgmatch_dist.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
+    "plan": ("ecgmatch_dist.plan:main", "memory, traffic and time on a cluster, before one has it"),
     "bench": ("ecgmatch_dist.bench:main", "measure against what one would use instead"),
 }
 PARSE_THEMSELVES = {"train", "bench"}  # they take a word that decides which options there are
