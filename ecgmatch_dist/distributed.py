@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.autograd.function import once_differentiable
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ecgmatch_dist.errors import UserError
@@ -113,7 +115,10 @@ def session(device: Literal["auto", "cpu", "cuda"] = "auto", timeout_minutes: fl
     _timeout = timedelta(minutes=timeout_minutes)
     backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=_timeout)
+        store, _, _ = next(rendezvous("env://", r, w, timeout=_timeout))
+        # torchrun keeps its store across restarts: under the same names, a rank would find the addresses of dead ones.
+        store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=r, world_size=w, timeout=_timeout)
     except (dist.DistError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]

@@ -1,0 +1,144 @@
+"""Only the newest copy of a run writes: generations, late writers, restarts of old copies, two real copies at once."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from test_train import command, data, tiny, wait_for_step  # noqa: F401 (data is a fixture)
+
+from ecgmatch_dist.checkpoint import Checkpointer
+from ecgmatch_dist.config import Optim
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.fence import Fence, Superseded
+
+
+def test_the_newer_copy_wins(tmp_path: Path) -> None:
+    first = Fence.take(tmp_path)
+    first.check()
+    second = Fence.take(tmp_path)
+    assert (first.generation, second.generation) == (1, 2)
+    second.check()
+    with pytest.raises(Superseded, match=r"generation 2, on .*this one, generation 1, ends and writes nothing more"):
+        first.check()
+    third = Fence.take(tmp_path)
+    third.check()
+    for older in (first, second):
+        with pytest.raises(Superseded, match="generation 3"):
+            older.check()
+
+
+def test_many_at_once_take_different_generations(tmp_path: Path) -> None:
+    taken: list[Fence] = []
+    gate = threading.Barrier(8)
+
+    def take() -> None:
+        gate.wait()
+        taken.append(Fence.take(tmp_path))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(fence.generation for fence in taken) == list(range(1, 9))
+    alive = []
+    for fence in taken:
+        try:
+            fence.check()
+            alive.append(fence.generation)
+        except Superseded:
+            pass
+    assert alive == [8]
+
+
+def test_another_ranks_fence_never_looks(tmp_path: Path) -> None:
+    Fence(tmp_path / "nowhere", 1, looks=False).check()
+
+
+def test_a_removed_folder_is_an_error_of_its_own(tmp_path: Path) -> None:
+    fence = Fence.take(tmp_path)
+    (tmp_path / "generations" / "000001.jsonl").unlink()
+    with pytest.raises(UserError, match="removed while the run was at work"):
+        fence.check()
+
+
+def test_looks_between_writes_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = Fence.take(tmp_path)
+    Fence.take(tmp_path)
+    assert fence.lost() == ""  # it looked when it was taken, less than a second ago
+    monkeypatch.setattr("ecgmatch_dist.fence.EVERY", 0.0)
+    assert "a newer copy" in fence.lost()
+
+
+def test_torchrun_does_not_bring_an_old_copy_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    Fence.take(tmp_path)
+    assert Fence.take(tmp_path).generation == 2  # a restart of the only copy
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
+    assert Fence.take(tmp_path).generation == 3
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    with pytest.raises(Superseded, match="generation 3"):
+        Fence.take(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # started again by Slurm: that is somebody else
+    assert Fence.take(tmp_path).generation == 4
+
+
+def save(checkpointer: Checkpointer, step: int) -> None:
+    checkpointer.save(step, {"student.w": torch.full((3,), float(step))}, None, {})
+    checkpointer.wait()
+
+
+def test_an_old_copy_saves_nothing(tmp_path: Path) -> None:
+    old = Checkpointer(tmp_path / "checkpoints", {}, Fence.take(tmp_path))
+    save(old, 10)
+    new = Checkpointer(tmp_path / "checkpoints", {}, Fence.take(tmp_path))
+    save(new, 15)
+    with pytest.raises(Superseded):
+        save(old, 20)
+    found, _ = new.latest()
+    assert found is not None
+    assert found.folder.name == "step-000015.2"
+
+
+def test_what_comes_late_hides_nothing(tmp_path: Path) -> None:
+    """The old copy looks, is held up, and writes when the new one has saved."""
+    held = Fence.take(tmp_path)
+    held.check = lambda: None  # type: ignore[method-assign]  # it has looked before
+    old = Checkpointer(tmp_path / "checkpoints", {}, held)
+    new = Checkpointer(tmp_path / "checkpoints", {}, Fence.take(tmp_path))
+    save(new, 15)
+    save(new, 30)
+    save(old, 40)
+    save(old, 15)
+    found, notes = new.latest()
+    assert found is not None
+    assert (found.folder.name, notes) == ("step-000030.2", [])
+    assert torch.equal(found.tensors()["student.w"], torch.full((3,), 30.0))
+
+
+def test_two_real_copies(data: Path, tmp_path: Path) -> None:  # noqa: F811
+    config = tiny(data, tmp_path / "runs", optim=Optim(steps=150, labelled_batch=8, unlabelled_batch=16))
+    folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = [*command(config), "--init=scratch"]
+    with (tmp_path / "old").open("wb") as errors:
+        old = subprocess.Popen(start, env=environment, stderr=errors)
+    try:
+        wait_for_step(folder, 10, old)
+        old.send_signal(signal.SIGSTOP)
+        new = subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
+        assert new.returncode == 0, new.stderr
+        old.send_signal(signal.SIGCONT)
+        assert old.wait(60) == 1
+    finally:
+        old.kill()
+        old.wait()
+    assert "a newer copy of this run has taken over (generation 2" in (tmp_path / "old").read_text()
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in steps if record["kind"] == "train"] == list(range(1, 151))
+    assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".2"}

@@ -1,0 +1,73 @@
+"""Asked to stop: torchrun restarts the exit code 75, a deadline stops without a signal, handlers are put back."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_train import command, data, tiny, wait_for_step  # noqa: F401 (data is a fixture)
+
+from ecgmatch_dist.config import Optim
+from ecgmatch_dist.fence import Fence, Superseded
+from ecgmatch_dist.interrupt import DEADLINE, Interrupt
+
+
+def test_a_signal_raises_a_flag_and_nothing_else() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    interrupt = Interrupt()
+    try:
+        assert not interrupt.agreed()
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.agreed()
+        assert not interrupt.warned  # a plain SIGTERM is a cancelled job: nobody queues it again
+        signal.raise_signal(signal.SIGUSR2)
+        assert interrupt.agreed()
+        assert interrupt.warned
+    finally:
+        interrupt.close()
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_the_deadline_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEADLINE, "1")
+    interrupt = Interrupt()
+    try:
+        assert interrupt.agreed()
+        assert interrupt.warned
+    finally:
+        interrupt.close()
+
+
+def test_a_newer_copy_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecgmatch_dist.fence.EVERY", 0.0)
+    interrupt = Interrupt(Fence.take(tmp_path))
+    try:
+        assert not interrupt.agreed()
+        Fence.take(tmp_path)
+        with pytest.raises(Superseded, match="generation 2"):
+            interrupt.agreed()
+    finally:
+        interrupt.close()
+
+
+def test_torchrun_restarts_a_run_that_was_asked_to_stop(data: Path, tmp_path: Path) -> None:  # noqa: F811
+    config = tiny(data, tmp_path / "runs", optim=Optim(steps=60, labelled_batch=8, unlabelled_batch=16))
+    folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    start = [sys.executable, *launcher, *command(config)[1:], "--init=scratch"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    agent = subprocess.Popen(start, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_step(folder, 10, agent)
+        ranks = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        os.kill(int(ranks[-1]), signal.SIGTERM)  # one of them; all stop
+        assert agent.wait(200) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+    log = (folder / "log.txt").read_text()
+    assert "asked to stop: saved at step" in log
+    assert "resumed at step" in log
+    assert len(list((folder / "generations").iterdir())) == 2
