@@ -137,19 +137,20 @@ class RunFolder:
 
 
 def start_of(config: Config, split: str, ranks: Ranks) -> Config:
-    """The supervised run that `config` starts from: one of the same meaning in the folder of runs, whatever its tag; else the
-    one of its own tag. Rank 0 looks, all ranks use what it found."""
+    """The supervised run that `config` starts from: one of the same meaning in the folder of runs, whatever it is called; else
+    a new one, under the run's tag if the plain name is taken. Rank 0 looks, all ranks use what it found."""
     start = config.supervised()
-    found: list[Any] = [None]
     if ranks.main:
-        for path in sorted(config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")):
-            record = json.loads(path.read_text())
-            if record["meaning"] == start.meaning():
-                found = [(record["name"], record["tag"])]
-                break
+        records = [json.loads(p.read_text()) for p in config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")]
+        fitting = [record for record in records if record["meaning"] == start.meaning()]
+        if fitting:
+            start = dataclasses.replace(start, name=fitting[0]["name"], tag=fitting[0]["tag"])
+        elif any(record["tag"] == record["name"] == "" for record in records):
+            start = dataclasses.replace(start, tag=config.tag)
+    names = [start.name, start.tag]
     if ranks.world > 1:
-        dist.broadcast_object_list(found, src=0)
-    return start if found[0] is None else dataclasses.replace(start, name=found[0][0], tag=found[0][1])
+        dist.broadcast_object_list(names, src=0)
+    return dataclasses.replace(start, name=names[0], tag=names[1])
 
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any], where: str = "") -> str:

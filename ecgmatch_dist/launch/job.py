@@ -15,12 +15,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from torch import distributed as dist
-
 from ecgmatch_dist.config import Config, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Superseded
 from ecgmatch_dist.launch import slurm
+from ecgmatch_dist.watchdog import lost_peer
 
 PORTS = (20000, 32000)  # below those that the system hands out by itself
 
@@ -74,10 +73,7 @@ class TrainJob:
 def lost_a_rank(error: BaseException | None) -> bool:
     """Whether an error came from a collective whose other ranks were not there any more."""
     while error is not None:
-        words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-        if isinstance(error, dist.DistError) or (
-            isinstance(error, RuntimeError) and any(w in str(error) for w in words)
-        ):
+        if lost_peer(error):
             return True
         error = error.__cause__ or error.__context__
     return False

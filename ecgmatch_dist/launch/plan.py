@@ -122,7 +122,8 @@ def plan(sweep: Sweep, base: Config, splits: Path, need_splits: bool = True) -> 
         if config.init == "pretrained" and not isinstance(config.method, Supervised):
             # The supervised runs of unchanged settings share one name, whatever else the sweep varies.
             first = config.supervised()
-            start = add(_plain(first) if first.meaning() in usual else first, named[path], None)
+            tag = "" if first.meaning() in usual else config.tag
+            start = add(dataclasses.replace(first, tag=tag), named[path], None)
         if isinstance(config.method, Supervised) and config.meaning() in usual:
             config = _plain(config)
         add(config, named[path], start)

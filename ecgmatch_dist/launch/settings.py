@@ -80,4 +80,6 @@ def flatten(table: dict[str, Any], where: str = "") -> dict[str, Any]:
 
 def settled(config: Config) -> Config:
     """As the trainer runs it: a supervised run takes its optimiser from `pretrain`."""
-    return config.supervised() if isinstance(config.method, Supervised) else config
+    if not isinstance(config.method, Supervised):
+        return config
+    return dataclasses.replace(config.supervised(), tag=config.tag)
