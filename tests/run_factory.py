@@ -113,9 +113,6 @@ def write_curves(folder: Path, rng: np.random.Generator, method: str, final: flo
         train = {"loss": 0.5 - 0.2 * done + rng.normal(0, 0.01), "loss/b": 0.3 - 0.1 * done, "lr": 0.03 * (1 - done)}
         if method == "ecgmatch":
             train |= {"loss/u": 0.1 - 0.05 * done, "loss/f": 0.2 - 0.1 * done}
-            train |= {f"agreement/{c}": 0.5 + 0.3 * done for c in CLASSES} | {
-                f"positive_rate/{c}": 0.2 for c in CLASSES
-            }
         lines.append({"step": step, "time": 1e9 + step, "kind": "train", **train})
         if step % 50 == 0:
             value = {"map": final * (0.6 + 0.4 * done) + rng.normal(0, 0.005), "macro_auc": 0.7 + 0.2 * done}
@@ -124,7 +121,8 @@ def write_curves(folder: Path, rng: np.random.Generator, method: str, final: flo
                     "hidden/pseudo_map": final * (0.5 + 0.4 * done),
                     "hidden/own_map": final * (0.55 + 0.4 * done),
                 }
-                value |= {f"hidden/pseudo_ap/{c}": 0.5 + 0.2 * done for c in CLASSES}
+                value |= {f"hidden/pseudo_ap/{c}": 0.9 - 0.1 * i + 0.1 * done for i, c in enumerate(CLASSES)}
+                value |= {f"weight/{c}": 0.8 - 0.1 * i + 0.1 * done for i, c in enumerate(CLASSES)}
             lines.append({"step": step, "time": 1e9 + step, "kind": "validation", **value})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -170,8 +168,9 @@ def write_run(
         n = max(len(split["parts"][part]), 30)
         labels = (truth.random((n, len(CLASSES))) < PREVALENCE).astype(np.uint8)
         arrays = predict(rng, labels, quality or QUALITY.get(method, 1.0), features)
-        ids = np.array(split["parts"][part] or [f"x/{i}" for i in range(n)])
-        np.savez(folder / "predictions" / f"{part}.npz", ids=ids, labels=labels, **arrays)
+        ids = np.array([*split["parts"][part], *(f"more/{i}" for i in range(n))][:n])
+        with (folder / "predictions" / f"{part}.npz").open("wb") as file:
+            np.savez(file, ids=ids, labels=labels, probabilities=arrays["probabilities"], features=arrays["features"])
         measured[part] = measure(labels, arrays["probabilities"], thresholds)
     if method == "ecgmatch":
         R = np.eye(len(CLASSES)) * 0.7 + 0.2
@@ -183,20 +182,8 @@ def write_run(
     )
     write_curves(folder, rng, method, measured["validation"]["map"], steps)
 
-    environment = {
-        "version": "0.1.0",
-        "git": "abc1234",
-        "python": "3.11",
-        "torch": "2.13.0",
-        "packages": {},
-        "host": "node1",
-    }
-    environment |= {
-        "command": ["ecgmatch", "train"],
-        "world_size": 2,
-        "devices": ["cpu"],
-        "started": "2026-01-01T00:00:00+00:00",
-    }
+    environment = {"version": "0.1.0", "git": "abc1234", "torch": "2.13.0", "devices": ["cpu"], "world_size": 2}
+    environment["started"] = "2026-01-01T00:00:00+00:00"
     result = {key: split[key] for key in ("protocol", "databases", "test_database", "ratio", "seed", "scheme")}
     result |= {
         "name": name,
@@ -220,8 +207,8 @@ def write_run(
         "split.json": split,
         "result.json": result,
     }
-    for file, content in files.items():
-        (folder / file).write_text(json.dumps(content))
+    for target, content in files.items():
+        (folder / target).write_text(json.dumps(content))
     return folder
 
 

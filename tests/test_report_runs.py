@@ -4,12 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import run_factory as factory
 from hypothesis import given
+from hypothesis import settings as trials
 from hypothesis import strategies as some
+from numpy.typing import NDArray
 
 from ecgmatch_dist.report.assess import assess
 from ecgmatch_dist.report.records import curves, predictions, recordings
@@ -52,7 +55,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "configless": (lambda f: (f / "config.json").unlink(), "damaged", "no config.json"),
     "running": (lambda f: (f / "result.json").unlink(), "unfinished", "step 200"),
     "result folder": (
-        lambda f: ((f / "result.json").unlink(), (f / "result.json").mkdir()),
+        lambda f: (f / "result.json").rename(f / "was").with_name("result.json").mkdir(),
         "damaged",
         "cannot be read",
     ),
@@ -129,8 +132,8 @@ def test_a_result_that_its_predictions_contradict_is_doubted(root: Path) -> None
     ],
     ids=["missing", "lengths", "classes", "empty", "labels", "nan", "pickle"],
 )
-def test_bad_predictions_are_refused(arrays: dict[str, np.ndarray], root: Path) -> None:  # type: ignore[type-arg]
-    np.savez(root / "good" / "predictions" / "test.npz", **arrays, allow_pickle=True)
+def test_bad_predictions_are_refused(arrays: dict[str, NDArray[Any]], root: Path) -> None:
+    np.savez(root / "good" / "predictions" / "test.npz", allow_pickle=True, **arrays)
     (run,), _ = find_runs(root, root / "report")
     with pytest.raises(Damaged, match=r"test\.npz"):
         predictions(run)
@@ -164,6 +167,7 @@ JSON = some.recursive(
 )
 
 
+@trials(max_examples=30, deadline=None)
 @given(
     some.dictionaries(
         some.sampled_from(["test", "seed", "classes", "ratio", "thresholds", "databases", "method", "x"]), JSON

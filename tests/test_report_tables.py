@@ -5,7 +5,9 @@ import io
 import json
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
             factory.write_run(root, method, database="chapman", seed=seed, sizes=sizes)
             if (method, seed) != ("fixmatch", 20):
                 factory.write_run(root, method, database="g12ec", seed=seed, sizes=sizes)
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "u0": {"method.lambda_u": 0.0},
         "u4": {"method.lambda_u": 0.4},
         "unrefined": {"method.refine": False},
@@ -75,6 +77,12 @@ def cells(table: tables.Table, block: str) -> dict[tuple[str, str], list[tables.
     return out
 
 
+@cache
+def by_scikit_learn(run: Run) -> dict[str, Any]:
+    with np.load(run.folder / "predictions" / "test.npz") as file:
+        return factory.measure(file["labels"], file["probabilities"], np.array(run.thresholds))
+
+
 @pytest.mark.parametrize("metric", names.METRICS, ids=lambda metric: metric.key)
 def test_each_value_is_scikit_learns_of_the_saved_predictions(main_table: tables.Table, metric: names.Metric) -> None:
     for (row, column), (ours, *_) in cells(main_table, metric.title).items():
@@ -83,10 +91,7 @@ def test_each_value_is_scikit_learns_of_the_saved_predictions(main_table: tables
         values = []
         for run in ours.runs:
             assert (names.method(run.method), names.database(run.databases[0])) == (row, column)
-            with np.load(run.folder / "predictions" / "test.npz") as file:
-                values.append(
-                    factory.measure(file["labels"], file["probabilities"], np.array(run.thresholds))[metric.key]
-                )
+            values.append(by_scikit_learn(run)[metric.key])
         assert ours.value == pytest.approx(np.mean(values))
         deviation = f"±{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         assert ours.text == f"{np.mean(values):.3f}{deviation}"

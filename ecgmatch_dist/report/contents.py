@@ -61,7 +61,9 @@ def sections(
         Section(
             "evidence", "How sure is it?", "", [part for study in main if (part := sure(study, assessed, replicates))]
         ),
-        Section("studies", "What matters", "", [changed(study, sizes) for study in studies if study.kind != "main"]),
+        Section(
+            "studies", "What matters", STUDIED, [changed(study, sizes) for study in studies if study.kind != "main"]
+        ),
         Section(
             "classes",
             "By class",
@@ -83,6 +85,10 @@ def sections(
 RESULTS = (
     "Mean ± standard deviation over seeds, on the test part; the small numbers are the seeds, and lead to their run folders. "
     "Bold: the best of our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. – : no run."
+)
+STUDIED = (
+    "What the test part says of other settings. To decide which to use, look at validation data (`ecgmatch choose`), not here: "
+    "a setting that is chosen on the test part has seen it."
 )
 CLOSER = (
     "One run of each test set: ECGMatch's where there is one, else that of the highest test MAP; of the seed that most "

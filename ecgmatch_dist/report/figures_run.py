@@ -15,7 +15,8 @@ from ecgmatch_dist.report.runs import Run
 
 POINTS = 250
 """Points a drawn curve keeps: more cannot be seen and make the page slow."""
-KINDS = ("train", "validation")
+WEIGHTS = ("validation:weight", "train:agreement")
+"""How much pseudo-labels count, by class: methods in general, and ECGMatch's agreement of neighbours."""
 HIDDEN = ("hidden/", "pseudo/")
 """Names of what is measured against the hidden labels of the unlabelled part."""
 
@@ -32,13 +33,13 @@ def smooth(curve: Curve) -> Curve:
 
 
 def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
-    """Validation MAP of every method, and the chosen run's losses and agreement."""
+    """Validation MAP of every method, and the chosen run's losses and weights of pseudo-labels."""
     all_curves = {run: curves(run) for run in runs}
     own = all_curves[chosen]
     parts = {name: curve for name, curve in own.items() if name.startswith("train:loss")}
-    agreement = {c: curve for c in chosen.classes for kind in KINDS if (curve := own.get(f"{kind}:agreement/{c}"))}
+    weight = {c: curve for c in chosen.classes for name in WEIGHTS if (curve := own.get(f"{name}/{c}"))}
     scores = {run: found["validation:map"] for run, found in all_curves.items() if "validation:map" in found}
-    shown = [bool(scores), bool(parts), bool(agreement)]
+    shown = [bool(scores), bool(parts), bool(weight)]
     if not any(shown):
         return None
     figure, axes = panels(sum(shown), 3, 3.8, 3.0, below=0.3 * bool(scores))
@@ -56,7 +57,7 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
             )
         axis.set_title("Validation MAP")
         figure.legend(*axis.get_legend_handles_labels(), loc="lower left", ncols=len(scores))
-    for title, group in (("Training loss", parts), ("Agreement of neighbours", agreement)):
+    for title, group in (("Training loss", parts), ("Weight of pseudo-labels", weight)):
         if not group:
             continue
         axis = next(rest)
@@ -129,7 +130,7 @@ def hidden(run: Run) -> dict[str, Curve]:
 def roc_pr(run: Run) -> Figure:
     """ROC and precision-recall curve of each class on the test part."""
     labels, p = predictions(run)
-    figure, (roc, pr) = panels(2, 2, 4.4, 3.8)
+    figure, (roc, pr) = panels(2, 2, 5.2, 3.6, (0.5, 0.5, 1.25, 0.36))
     for c, name in enumerate(run.classes):
         y = labels[:, c]
         if y.min() == y.max():
@@ -152,8 +153,7 @@ def roc_pr(run: Run) -> Figure:
         (pr, "Precision-recall (average precision)", "recall", "precision"),
     ):
         axis.set(title=title, xlabel=x_label, ylabel=y_label, xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
-        if axis.lines[: len(run.classes)]:
-            axis.legend(loc="lower right" if axis is roc else "lower left")
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=8 if len(run.classes) < 15 else 6)
     return figure
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ecgmatch_dist.config import Config
 from ecgmatch_dist.report import names
-from ecgmatch_dist.report.runs import Run
+from ecgmatch_dist.report.runs import Run, settings
 
 Settings = dict[str, Any]
 
@@ -106,16 +107,20 @@ def column_of(run: Run) -> Column:
 
 
 def main_settings(runs: Iterable[Run]) -> dict[tuple[str, str, str], Settings]:
-    """The main configuration of each (method, protocol, scheme): of untagged runs if there are, the most frequent."""
+    """The main configuration of each (method, protocol, scheme): of untagged runs if there are, the most frequent.
+
+    Of equally frequent ones it is the one that differs least from the defaults, which are the paper's."""
+    defaults = settings(Config().to_json())
     groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.method, run.protocol, run.scheme].append(run)
     out = {}
     for key, members in groups.items():
         candidates = [run for run in members if not run.tag] or members
+        found = {repr(sorted(run.settings.items())): run.settings for run in candidates}
         frequent = Counter(repr(sorted(run.settings.items())) for run in candidates)
-        best = max(frequent, key=lambda text: (frequent[text], text))
-        out[key] = next(run.settings for run in candidates if repr(sorted(run.settings.items())) == best)
+        strange = {text: sum(defaults.get(k, v) != v for k, v in found[text].items()) for text in found}
+        out[key] = found[min(found, key=lambda text: (-frequent[text], strange[text], text))]
     return out
 
 
