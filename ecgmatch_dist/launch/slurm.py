@@ -57,6 +57,8 @@ def alive(job_id: str) -> bool:
 def living(ids: Iterable[str]) -> dict[str, Job]:
     """Those of the jobs that are alive; asked twice where the accounting says that a job is between two starts."""
     ids = set(ids)
+    if not ids:
+        return {}
     found = {name: job for name, job in queue().items() if name in ids}
     gone = ids - found.keys()
     if any(job.state in PASSING for name, job in accounted(gone).items() if name in gone):
