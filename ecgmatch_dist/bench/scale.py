@@ -1,0 +1,311 @@
+"""More ranks: bytes that a step moves in each placement of the bank, what two ranks gain over one, what the bank takes."""
+
+import importlib
+import json as json_
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.bank import MemoryBank, step_bytes
+from ecgmatch_dist.bench.search import random_rows
+from ecgmatch_dist.distributed import all_gather, convert_batchnorm, traffic
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.configs import ECGMatch as Settings
+from ecgmatch_dist.methods.ecgmatch import ECGMatch
+from ecgmatch_dist.model import build_model
+from ecgmatch_dist.presets import cpu
+from ecgmatch_dist.schedule import build_optimizer
+from ecgmatch_dist.search import Candidates
+from ecgmatch_dist.student import Student
+from ecgmatch_dist.teacher import Teacher
+
+DIM, CLASSES, K, QUERIES = 128, 5, 5, 448
+LENGTH = 1024  # of the cpu preset's shards
+CHUNK = 1 << 15  # rows gathered at a time: the bytes are the same, the memory is not
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that a rank received in a step."""
+
+    ranks: int
+    kind: str
+    rows: int
+    way: str
+    counted: int
+    """By the code, from what it hands to the collectives."""
+    sent: int | None
+    """By the kernel, of two processes: what one sends the other receives, and a few hundred bytes of headers."""
+    formula: int
+    least: int
+    """If rows went to their owners alone and scores in fp32; what would still have to move."""
+
+
+def ways(world: int) -> dict[str, int | None]:
+    """Name of each placement -> its shard group L; None: no exchange at all, the whole bank is gathered."""
+    node = max(1, world // 2)
+    return {
+        "(a) whole bank gathered": None,
+        "(b) replicated": 1,
+        "(c) sharded over all": world,
+        f"(d) sharded in 2 nodes of {node}": node,
+    }
+
+
+def formula(world: int, rows: int, group: int | None) -> tuple[int, int]:
+    """Bytes as the code should move them, and the least."""
+    if group is None:
+        count = (world - 1) * -(-rows // world) * 4 * (DIM + CLASSES)
+        return count, count
+    b, copies = QUERIES // world, world // group
+    row = 8 + 4 * DIM + 4 * CLASSES
+    to_owners = (copies - 1) * b * row + (group - 1) * copies * b * row // group
+    least = to_owners + (group - 1) * b * (4 * DIM + K * (12 + 4 * CLASSES))
+    return sum(step_bytes(QUERIES, DIM, CLASSES, K, world, group).values()), least
+
+
+class NoSearch:
+    """Answers at once: only the bytes are counted, and they do not depend on who is found."""
+
+    name = "none"
+
+    def search(self, q: Tensor, z: Tensor, k: int) -> Candidates:
+        return Candidates(torch.zeros(len(q), k, dtype=torch.float64), torch.zeros(len(q), k, dtype=torch.int64))
+
+    def changed(self, z: Tensor, rows: Tensor) -> None:
+        pass
+
+
+def written() -> int:
+    """Bytes that this process has written to sockets and files, by the kernel's count."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+
+
+def count(rank: int, world: int, rows: int, group: int | None) -> tuple[int, int]:
+    """Bytes that this rank receives in a step, and that its process sends meanwhile."""
+    bank = MemoryBank(rows, DIM, CLASSES, K, QUERIES, group or world, backend="torch", overlap=False)
+    bank.searcher = NoSearch()  # type: ignore[assignment]
+    b = QUERIES // world
+    z = random_rows(b, DIM, rank)
+    if world > 1:
+        dist.barrier()
+    traffic.reset()
+    before = written()
+    if group is None:
+        block = torch.cat([bank.z[:-1], bank.p[:-1]], 1)
+        block = F.pad(block, (0, 0, 0, -(-rows // world) - len(block)))  # the last one may be shorter
+        for part in torch.split(block, CHUNK):
+            all_gather(part, name="whole bank")
+    else:
+        bank.exchange(torch.arange(b) + rank * b, z, z[:, :CLASSES], z, 0).result()
+    sent = written() - before
+    return sum(traffic.received().values()), sent
+
+
+def on_threads(world: int, work: Callable[[int], tuple[int, int]]) -> list[tuple[int, int]]:
+    """work(rank) on `world` ranks that are threads and exchange real data."""
+    threaded: Any = importlib.import_module("torch.testing._internal.distributed.multi_threaded_pg")
+    c10d: Any = torch._C._distributed_c10d
+    store, results = c10d.HashStore(), [(-1, -1)] * world
+
+    def body(rank: int) -> None:
+        dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
+        results[rank] = work(rank)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    c10d._set_thread_isolation_mode(True)
+    threaded._install_threaded_pg()
+    threads = [Thread(target=body, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    threaded._uninstall_threaded_pg()
+    c10d._set_thread_isolation_mode(False)
+    return results
+
+
+def count_process(rank: int, world: int, folder: str, rows: tuple[int, ...]) -> None:
+    torch.set_num_threads(1)
+    join(rank, world, folder)
+    counts = [count(rank, world, n, group) for n in rows for group in ways(world).values()]
+    if rank == 0:
+        Path(f"{folder}/counts").write_text(json_.dumps(counts))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def join(rank: int, world: int, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    limit = timedelta(minutes=10)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world, timeout=limit)
+
+
+def bench_bytes(rows: tuple[int, ...], world: int, kind: str) -> list[Moved]:
+    """Every placement at every size; rank 0's bytes, which are every rank's."""
+    places = [(n, way, group) for n in rows for way, group in ways(world).items()]
+    if kind == "processes" and world > 1:
+        with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
+            spawn(count_process, (world, folder, rows), nprocs=world)  # type: ignore[no-untyped-call]
+            counts = json_.loads(Path(f"{folder}/counts").read_text())
+    elif world == 1:
+        counts = [count(0, 1, n, group) for n, _, group in places]
+    else:
+        counts = [on_threads(world, lambda r, n=n, g=g: count(r, world, n, g))[0] for n, _, g in places]  # type: ignore[misc]
+    return [
+        Moved(world, kind, n, way, counted, sent if kind == "processes" else None, *formula(world, n, group))
+        for (n, way, group), (counted, sent) in zip(places, counts, strict=True)
+    ]
+
+
+class Work:
+    """Steps of ECGMatch in the cpu preset on signals in memory, with a bank of so many rows."""
+
+    def __init__(self, rank: int, world: int, rows: int) -> None:
+        settings = cpu()
+        self.width, optim = settings.model.width, settings.optim
+        self.B, self.U, self.rows = optim.labelled_batch // world, optim.unlabelled_batch // world, rows
+        self.model = convert_batchnorm(build_model(CLASSES, settings.model, seed=0), "global")
+        self.student, self.teacher = Student(self.model, "fp32"), Teacher(self.model, optim.teacher_momentum)
+        self.generator = torch.Generator().manual_seed(rank)
+        self.x_b, self.x_u = (torch.randn(n, 12, LENGTH, generator=self.generator) for n in (self.B, self.U))
+        self.y_b = (torch.rand(self.B, CLASSES, generator=self.generator) < 0.3).float()
+        self.method = ECGMatch(Settings(), self.y_b, "weak")
+        size = rows, self.width, CLASSES, K, optim.unlabelled_batch, world
+        self.banks = {overlap: MemoryBank(*size, overlap=overlap) for overlap in (False, True)}
+        for bank in self.banks.values():
+            bank.z[:-1] = random_rows(bank.length, self.width, rank)
+        self.optimizer = build_optimizer(optim, self.model)
+        self.augment, self.number = ECGAugment(settings.augment), 0
+
+    def step(self, overlap: bool) -> tuple[float, float]:
+        """Seconds of a step, and of its exchange and search."""
+        start = time.perf_counter()
+        ids_b, ids_u = (torch.randint(self.rows, (n,), generator=self.generator) for n in (self.B, self.U))
+        views = Views(self.x_b, self.y_b, ids_b, self.x_u, ids_u, self.augment, 1, self.number)
+        bank = self.banks[overlap]
+        losses = self.method.losses(views, self.student, self.teacher, bank)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.teacher.update(self.model)
+        self.number += 1
+        return time.perf_counter() - start, sum(bank.times().values())
+
+
+def work_process(rank: int, world: int, threads: int, folder: str, rows: int, orders: Connection) -> None:
+    """Does steps when it is told to, so that the other group of ranks can have the machine meanwhile."""
+    torch.set_num_threads(threads)
+    if world > 1:
+        join(rank, world, folder)
+    work = Work(rank, world, rows)
+    while (overlap := orders.recv()) is not None:
+        orders.send(work.step(overlap))
+
+
+def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
+    """One rank with two threads and two ranks with one thread take turns, step by step."""
+    context = torch.multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
+        places = {"one": [(0, 1, 2)], "two": [(0, 2, 1), (1, 2, 1)]}
+        orders: dict[str, list[Connection]] = {name: [] for name in places}
+        processes = []
+        for name, ranks in places.items():
+            for place in ranks:
+                ours, theirs = context.Pipe()
+                orders[name].append(ours)
+                processes.append(context.Process(target=work_process, args=(*place, folder, rows, theirs), daemon=True))
+                processes[-1].start()
+        times: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        for turn in range(repeats + 1):
+            for overlap in (True, False):
+                for name, pipes in orders.items():
+                    for pipe in pipes:
+                        pipe.send(overlap)
+                    seconds = max(pipe.recv() for pipe in pipes)  # the slower rank's step is the step
+                    if turn:  # the first warms up
+                        times.setdefault((name, overlap), []).append(seconds)
+        for pipes in orders.values():
+            for pipe in pipes:
+                pipe.send(None)
+        for process in processes:
+            process.join()
+    steps = {key: median(step for step, _ in values) for key, values in times.items()}
+    ratios = [one[0] / two[0] for one, two in zip(times["one", True], times["two", True], strict=True)]
+    return {
+        "seconds a step, one rank with two threads": steps["one", True],
+        "seconds a step, two ranks with one thread": steps["two", True],
+        "throughput of two ranks over one": median(ratios),
+        "share of exchange and search, two ranks, not overlapped": median(bank / s for s, bank in times["two", False]),
+        "share of search, one rank, not overlapped": median(bank / s for s, bank in times["one", False]),
+        "step with overlap over step without, two ranks": steps["two", True] / steps["two", False],
+    }
+
+
+def main(
+    rows: tuple[int, ...] = (66_000, 1_000_000),
+    bank: int = 66_000,
+    repeats: int = 7,
+    parts: tuple[str, ...] = ("bytes", "throughput"),
+    json: Path | None = None,
+) -> None:
+    """Bytes a rank receives in each placement of the bank, counted; two ranks against one rank with two threads, timed.
+
+    Args:
+        rows: Sizes of the bank for the bytes.
+        bank: Rows of the bank while steps are timed.
+        repeats: Turns of each timing; the median counts.
+        parts: bytes, throughput, or both.
+        json: File for the numbers.
+    """
+    if repeats < 1 or min(*rows, bank) < QUERIES or not set(parts) <= {"bytes", "throughput"}:
+        raise UserError(
+            f"--repeats {repeats} --rows {rows} --bank {bank} --parts {parts}: "
+            f"at least 1; at least {QUERIES}; at least {QUERIES}; bytes, throughput or both"
+        )
+    console, moved, timed = Console(), list[Moved](), dict[str, float]()
+    if "bytes" in parts:
+        for world, kind in ((1, "processes"), (2, "processes"), (4, "threads"), (8, "threads")):
+            moved += bench_bytes(rows, world, kind)
+        table = Table("ranks", "rows", "way", title=f"bytes a rank receives in a step of {QUERIES}, D = {DIM}")
+        for name in ("counted", "sent (kernel)", "formula", "least possible"):
+            table.add_column(name, justify="right")
+        for x in moved:
+            values = x.counted, x.sent, x.formula, x.least
+            numbers = ("" if value is None else f"{value:,}" for value in values)
+            table.add_row(f"{x.ranks} {x.kind}", f"{x.rows:,}", x.way, *numbers)
+        console.print(table)
+        wrong = [x for x in moved if x.counted != x.formula]
+        console.print(f"{len(moved) - len(wrong)} of {len(moved)} counts equal their formula", highlight=False)
+    if "throughput" in parts:
+        timed = bench_throughput(bank, repeats)
+        load = os.getloadavg()[0]
+        console.print(
+            f"steps of ECGMatch in the cpu preset, bank of {bank:,} rows, medians of {repeats} turns on "
+            f"{os.cpu_count()} cores with a load of {load:.1f}:",
+            highlight=False,
+        )
+        for name, value in timed.items():
+            console.print(f"  {value:8.3f}  {name}", highlight=False)
+    if json is not None:
+        json.write_text(json_.dumps({"bytes": [asdict(x) for x in moved], "times": timed}, indent=1) + "\n")
