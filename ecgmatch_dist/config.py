@@ -205,7 +205,9 @@ class Config:
 
     def supervised(self) -> "Config":
         """The supervised run that this one starts from: the same data, network and views, `pretrain` as its optimiser."""
-        return dataclasses.replace(self, name="", tag="", method=Supervised(), init="scratch", bank=Bank(), optim=self.pretrain)
+        return dataclasses.replace(
+            self, name="", tag="", method=Supervised(), init="scratch", bank=Bank(), optim=self.pretrain
+        )
 
     def run_name(self, split_name: str) -> str:
         return self.name or ".".join(part for part in (split_name, self.method.name, self.tag) if part)

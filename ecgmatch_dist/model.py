@@ -84,7 +84,7 @@ class AttentionCNN(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() == 4:
                 # With explicit strides, since a 1 x 1 kernel passes for both layouts: DDP compares them with the gradient's.
-                out, into, height, length = parameter.shape
+                _, into, height, length = parameter.shape
                 strides = (into * height * length, 1, into * length, into)
                 parameter.data = torch.empty_strided(parameter.shape, strides).copy_(parameter.data)
 
