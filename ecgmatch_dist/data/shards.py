@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -279,8 +279,12 @@ def build(
     shard_size: int = 1000,
     labels: Path | None = None,
     strict: bool = False,
+    elsewhere: Callable[[Sequence[ShardJob]], None] | None = None,
 ) -> pd.DataFrame:
-    """Recordings of `recipe` under `raw` -> shards in out/<database>/. Returns the manifest."""
+    """Recordings of `recipe` under `raw` -> shards in out/<database>/. Returns the manifest.
+
+    `elsewhere` has the shards written on other machines; what it leaves to be done is done here.
+    """
     started = time.monotonic()
     folder = out / recipe.database
     try:
@@ -288,6 +292,8 @@ def build(
         with _locked(folder):
             for leftover in folder.glob(".*.partial"):  # of a build that was killed
                 leftover.unlink()
+            if elsewhere:
+                elsewhere(jobs)
             shards = run(jobs, min(workers, len(jobs)))
             manifest = finish(jobs, shards, recipe)
     except OSError as error:
@@ -318,6 +324,8 @@ def main(
     shard_size: int = 1000,
     labels: Path | None = None,
     strict: bool = False,
+    cluster: Literal["local", "slurm"] = "local",
+    site: str = "",
 ) -> None:
     """Recordings -> preprocessed webdataset shards, in OUT/<database>/. After a kill the same command goes on.
 
@@ -332,10 +340,21 @@ def main(
         shard_size: Recordings read for one shard.
         labels: CSV table with the columns record and dx, instead of the recipe's source of labels.
         strict: Stop at the first bad recording instead of noting it in rejects.csv.
+        cluster: slurm: as an array of jobs, and wait for them.
+        site: slurm: site in slurm/ or the path of a .toml file; `parallel` is the number of jobs.
     """
     if shard_size < 1 or workers < 0:
         raise UserError(f"--shard-size {shard_size} --workers {workers}: at least 1 and 0")
     settings = PRESETS[preset]
     settings = replace(settings, rate=settings.rate if rate is None else rate)
     settings = replace(settings, length=settings.length if length is None else length)
-    build(load_recipe(name), raw, out, settings, workers or len(os.sched_getaffinity(0)), shard_size, labels, strict)
+    recipe, elsewhere = load_recipe(name), None
+    if cluster == "slurm":
+        from ecgmatch_dist.launch import shards
+        from ecgmatch_dist.launch.site import load as load_site
+
+        shards.refuse_if_at_work(recipe.database)
+        raw, out = raw.resolve(), out.resolve()
+        elsewhere = shards.on_slurm(load_site(site), out / "slurm" / recipe.database)
+    workers = workers or len(os.sched_getaffinity(0))
+    build(recipe, raw, out, settings, workers, shard_size, labels, strict, elsewhere)

@@ -67,6 +67,11 @@ def living(ids: Iterable[str]) -> dict[str, Job]:
     return found
 
 
+def named(name: str) -> list[str]:
+    """The caller's jobs of this name that wait or run."""
+    return _ask(["squeue", "--me", "-h", "-o", "%i", f"--name={name}"]).split()
+
+
 def cancel(ids: Iterable[str]) -> None:
     if names := sorted(ids):
         _ask(["scancel", *names])

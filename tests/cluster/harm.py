@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -85,16 +86,8 @@ class Lab:
 
     def signal(self, pids: dict[int, int], number: signal.Signals) -> None:
         for pid in pids.values():
-            os.kill(pid, number)
-
-
-def pending(pid: int, number: signal.Signals) -> bool:
-    """Whether a frozen process has a signal to deal with."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("SigPnd", "ShdPnd") and int(value, 16) >> (number - 1) & 1:
-            return True
-    return False
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def wait_for_step(run: Path, step: int) -> None:

@@ -11,7 +11,6 @@ from harm import (
     SET,
     Lab,
     assert_same_bits,
-    pending,
     steps_of,
     wait_for_step,
     wait_until,
@@ -107,23 +106,20 @@ def test_a_sweep_equals_torchrun_to_the_bit(
 
 
 def test_a_time_limit(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    job = submit_one(tmp_path, data, runs, minutes=1, warning_seconds=30)
-    ranks = frozen(lab, runs, job)
-    wait_until(lambda: all(pending(pid, signal.SIGUSR2) for pid in ranks.values()), "Slurm's warning", 120)
-    lab.signal(ranks, signal.SIGCONT)
+    # Slurm may warn a minute earlier than asked for: with a limit of one minute, before the first step.
+    job = submit_one(tmp_path, data, runs, minutes=2, warning_seconds=20)
+    frozen(lab, runs, job)  # Slurm itself wakes what it warns
     wait_for_end(job)
     assert_same_bits(reference / ONE, runs / ONE)
     assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
-    assert generations(runs / ONE) >= 2
+    assert generations(runs / ONE) == 2
 
 
 def test_a_preemption(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
     job = submit_one(tmp_path, data, runs, partition="low")
-    ranks = frozen(lab, runs, job)
+    frozen(lab, runs, job)  # Slurm itself wakes what it warns
     higher = ["sbatch", "-p", "main", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
     subprocess.run(higher, check=True, capture_output=True)
-    wait_until(lambda: all(pending(pid, signal.SIGUSR2) for pid in ranks.values()), "Slurm's warning", 60)
-    lab.signal(ranks, signal.SIGCONT)
     wait_for_end(job)
     assert_same_bits(reference / ONE, runs / ONE)
     assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
