@@ -22,6 +22,7 @@ COMMANDS = {
     "logs": ("ecgmatch_dist.launch.status:logs", "what a run wrote and said"),
     "cancel": ("ecgmatch_dist.launch.status:cancel", "end the jobs of a sweep"),
     "choose": ("ecgmatch_dist.launch.status:choose", "the best settings of a sweep, by validation alone"),
+    "predict": ("ecgmatch_dist.predict:main", "new ECGs -> named classes, probabilities, picture, nearest known cases"),
     "monitor": ("ecgmatch_dist.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
     "plan": ("ecgmatch_dist.plan:main", "memory, traffic and time on a cluster, before one has it"),

@@ -164,6 +164,11 @@ class Job:
         """The network that is validated and kept."""
         return self.teacher.module if self.config.evaluate.model == "teacher" else self.model
 
+    def ids(self, part: str) -> list[str]:
+        """database/key of the recordings of a part."""
+        ids: list[str] = self.store.manifest["id"].iloc[self.rows[part]].tolist()
+        return ids
+
     def predict(self, part: str, most: int | None = None) -> Predictions:
         """Of all recordings of a part, or its first `most`, on every rank."""
         share = (self.ranks.rank, self.ranks.world)

@@ -140,11 +140,12 @@ def finish(job: Job, reason: str) -> None:
     job.load_best()
     thresholds = np.array(job.best.thresholds)
     measured = {}
-    for part in ("validation", "test"):
+    for part in ("labelled", "validation", "test"):  # the labelled ones are what `predict` shows as nearest cases
         predictions = job.predict(part)
-        measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
+        if part != "labelled":
+            measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
         if job.ranks.main:
-            job.folder.save_predictions(part, job.split.parts[part], predictions)
+            job.folder.save_predictions(part, job.ids(part), predictions)
     if isinstance(job.method, ECGMatch):
         p_u = torch.from_numpy(job.predict("unlabelled", most=20_000).probabilities)
         R_u = correlation(p_u, job.method.settings.similarity)
