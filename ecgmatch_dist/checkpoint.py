@@ -72,17 +72,31 @@ class Checkpointer:
         self.group = group_beside()
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
+        self.places: dict[tuple[str, str], Tensor] = {}
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], block: Block | None, counters: Mapping[str, Any]) -> None:
         """Copy the state and write it behind the next steps. `block` is None on ranks that hold a second copy of the rows."""
         self.wait()
-        state = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()} if self.rank == 0 else {}
-        rows = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in block.tensors.items()} if block else {}
+        state = self._copy("state", tensors) if self.rank == 0 else {}
+        rows = self._copy("bank", block.tensors) if block else {}
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
         first = block.start if block else 0
         self.thread = threading.Thread(target=self._guarded, args=(step, state, first, rows, dict(counters)))
         self.thread.start()
+
+    def _copy(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors in main memory, in the same place at each save: fresh memory would cost most of the time."""
+        out = {}
+        for name, tensor in tensors.items():
+            place = self.places.get((kind, name))
+            if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
+                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self.places[kind, name] = place
+            out[name] = place.copy_(tensor.detach(), non_blocking=True)
+        return out
 
     def wait(self) -> None:
         """Until the save under way is on disk; its error, if it had one, is raised here."""

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from harm import (
+    ROOT,
     SET,
+    SETTINGS,
     Lab,
     assert_same_bits,
     steps_of,
@@ -196,3 +199,24 @@ def test_a_cancelled_sweep_is_taken_up_again(
     assert again != job
     wait_for_end(again)
     assert_same_bits(reference / ONE, runs / ONE)
+
+
+def test_the_plain_batch_script(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    """sbatch and torchrun without a sweep: two nodes, and a warning in the middle."""
+    where = [
+        f"--split={data / 'splits' / 'within-chapman@0.2.s20.json'}",
+        f"--shards={data / 'shards'}",
+        f"--runs={runs}",
+    ]
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in SETTINGS.items()]
+    options = ["--parsable", "--nodes=2", "--cpus-per-task=1", f"--output={tmp_path}/log", f"--chdir={tmp_path}"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    command = ["sbatch", *options, str(ROOT / "slurm/train.sbatch"), *where, *flags]
+    job = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+    wait_for_step(runs / ONE, 10)
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    wait_for_end(job)
+    assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text(), (tmp_path / "log").read_text()
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 2
