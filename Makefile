@@ -1,12 +1,13 @@
 # make demo          the whole path on synthetic ECGs, on a machine without GPU; ends with a report
 # make test          lint, types and all tests that need no system packages
+# make lab           a small sweep on a real Slurm of two nodes on this machine, with a pre-emption and a power cut
 # make test-cluster  the tests that need a real Slurm (Debian packages, root)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-cluster lint clean
+.PHONY: demo lab test test-cluster lint clean
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -24,8 +25,11 @@ lint: $(STAMP)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+lab: $(STAMP)
+	PATH=$(CURDIR)/$(BIN):$$PATH slurm/lab/with-slurm slurm/lab/show lab-demo
+
 test-cluster: $(STAMP)
 	slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
 
 clean:
-	rm -rf demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf demo lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
