@@ -198,8 +198,8 @@ class Work:
         self.optimizer = build_optimizer(optim, self.model)
         self.augment, self.number = ECGAugment(settings.augment), 0
 
-    def step(self, overlap: bool) -> tuple[float, float]:
-        """Seconds of a step, and of its exchange and search."""
+    def step(self, overlap: bool) -> tuple[float, float, float]:
+        """Seconds of a step, and of its search and its exchange."""
         start = time.perf_counter()
         ids_b, ids_u = (torch.randint(self.rows, (n,), generator=self.generator) for n in (self.B, self.U))
         views = Views(self.x_b, self.y_b, ids_b, self.x_u, ids_u, self.augment, 1, self.number)
@@ -210,7 +210,8 @@ class Work:
         self.optimizer.step()
         self.teacher.update(self.model)
         self.number += 1
-        return time.perf_counter() - start, sum(bank.times().values())
+        seconds = time.perf_counter() - start
+        return seconds, bank.times()["time/search"], bank.times()["time/exchange"]
 
 
 def work_process(rank: int, world: int, threads: int, folder: str, rows: int, orders: Connection) -> None:
@@ -236,7 +237,7 @@ def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
                 orders[name].append(ours)
                 processes.append(context.Process(target=work_process, args=(*place, folder, rows, theirs), daemon=True))
                 processes[-1].start()
-        times: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        times: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
         for turn in range(repeats + 1):
             for overlap in (True, False):
                 for name, pipes in orders.items():
@@ -250,14 +251,18 @@ def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
                 pipe.send(None)
         for process in processes:
             process.join()
-    steps = {key: median(step for step, _ in values) for key, values in times.items()}
+    steps = {key: median(step for step, _, _ in values) for key, values in times.items()}
     ratios = [one[0] / two[0] for one, two in zip(times["one", True], times["two", True], strict=True)]
+    apart = times["two", False]
     return {
         "seconds a step, one rank with two threads": steps["one", True],
         "seconds a step, two ranks with one thread": steps["two", True],
         "throughput of two ranks over one": median(ratios),
-        "share of exchange and search, two ranks, not overlapped": median(bank / s for s, bank in times["two", False]),
-        "share of search, one rank, not overlapped": median(bank / s for s, bank in times["one", False]),
+        "share of the search, two ranks, not overlapped": median(search / step for step, search, _ in apart),
+        "share of the exchange, two ranks, not overlapped, waiting included": median(
+            move / step for step, _, move in apart
+        ),
+        "share of both": median((search + move) / step for step, search, move in apart),
         "step with overlap over step without, two ranks": steps["two", True] / steps["two", False],
     }
 
