@@ -32,6 +32,7 @@ def make_shards(
     codes: Sequence[str] | None = None,
     *,
     patients: Sequence[str] | None = None,
+    folds: Sequence[str] | None = None,
     signals: np.ndarray | None = None,
     per_shard: int = 7,
     rate: int = 100,
@@ -40,7 +41,8 @@ def make_shards(
 ) -> np.ndarray:
     """Write `folder/database/` with n recordings and return their signals, float16 [n, 12, length].
 
-    `codes`: space-joined SNOMED codes of each recording; `patients`: who each is of; `signals`: [n, 12, length].
+    `codes`: space-joined SNOMED codes of each recording; `patients`: who each is of; `folds`: its published fold;
+    `signals`: [n, 12, length].
     """
     place = folder / database
     place.mkdir(parents=True)
@@ -60,6 +62,7 @@ def make_shards(
                 "labels": " ".join(s for s, y in zip(short, labels[i], strict=True) if y),
                 "codes": codes[i],
                 "patient": patients[i] if patients is not None else "",
+                "fold": folds[i] if folds is not None else "",
                 "age": str(40 + i % 40),
                 "sex": "FM"[i % 2],
                 "rate": rate,

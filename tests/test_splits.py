@@ -260,3 +260,24 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(root: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("ecgmatch: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_folds_are_kept_as_published(tmp_path: Path) -> None:
+    folds = [str(1 + i % 10) for i in range(200)]
+    make_shards(tmp_path, "ptbxl", 200, folds=folds, patients=[f"p{i % 100}" for i in range(200)])
+    store = ShardStore(tmp_path, ["ptbxl"])
+    splits = [make_split(store, "folds", 0.2, seed, "ecgmatch5") for seed in (19, 20)]
+    assert splits[0].name == "folds-ptbxl@0.2.s19"
+    for split in splits:
+        fold = {f"ptbxl/ptbxl{i:05d}": f for i, f in enumerate(folds)}
+        assert {fold[i] for i in split.parts["validation"]} == {"9"}
+        assert {fold[i] for i in split.parts["test"]} == {"10"}
+        assert len(split.parts["labelled"]) == pytest.approx(0.2 * 160, abs=6)
+    assert splits[0].parts["test"] == splits[1].parts["test"]
+    assert splits[0].parts["labelled"] != splits[1].parts["labelled"]
+
+
+def test_folds_need_folds(tmp_path: Path) -> None:
+    make_shards(tmp_path, "chapman", 50)
+    with pytest.raises(UserError, match="has no fold"):
+        make_split(ShardStore(tmp_path, ["chapman"]), "folds", 0.2, 19, "ecgmatch5")

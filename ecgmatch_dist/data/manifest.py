@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 from ecgmatch_dist.errors import UserError
 
 COLUMNS = (
-    "row", "key", "database", "labels", "codes", "patient", "age", "sex",
+    "row", "key", "database", "labels", "codes", "patient", "fold", "age", "sex",
     "rate", "samples", "flags", "shard", "offset", "sha256",
 )  # fmt: skip
 INTEGERS = ("row", "rate", "samples", "offset")
@@ -51,29 +50,6 @@ def read_rows(path: Path) -> pd.DataFrame:
     if tuple(table.columns) != COLUMNS:
         raise UserError(f"{path}: its columns are {', '.join(table.columns)}; they should be {', '.join(COLUMNS)}")
     return table.astype(dict.fromkeys(INTEGERS, "int64"))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """The file is there whole or not at all, also after a crash of the machine."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_sha256(path: Path) -> str:

@@ -28,11 +28,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ecgmatch_dist.data.databases import LabelSource, Recipe, load_recipe
 from ecgmatch_dist.data.labels import LabelScheme
-from ecgmatch_dist.data.manifest import FORMAT, read_rows, write_atomically
+from ecgmatch_dist.data.manifest import FORMAT, read_rows
 from ecgmatch_dist.data.records import Annotation, check_statements, find_folder, find_records, read_annotations
 from ecgmatch_dist.data.signals import LEADS, PRESETS, Preprocess
 from ecgmatch_dist.data.writer import Shard, ShardJob, build_shard
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import write_text
 
 
 def plan(
@@ -111,7 +112,7 @@ def _check_plan(folder: Path, described: dict[str, Any]) -> None:
                 )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(described, indent=1) + "\n")
+    write_text(path, json.dumps(described, indent=1) + "\n")
 
 
 def _brief(value: object) -> str:
@@ -125,10 +126,10 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[Shard], recipe: Recipe) ->
     manifest = pd.concat([read_rows(folder / f"{job.name}.csv") for job in jobs], ignore_index=True)
     manifest["row"] = range(len(manifest))
     content = manifest.to_csv(index=False, lineterminator="\n")
-    write_atomically(folder / "rejects.csv", read_rejects(jobs).to_csv(index=False, lineterminator="\n"))
+    write_text(folder / "rejects.csv", read_rejects(jobs).to_csv(index=False, lineterminator="\n"))
     if manifest.empty:
         raise UserError(f"not one recording could be kept; the reasons are in {folder / 'rejects.csv'}")
-    write_atomically(folder / "manifest.csv", content)
+    write_text(folder / "manifest.csv", content)
     dataset = {
         "format": FORMAT,
         "database": recipe.database,
@@ -151,7 +152,7 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[Shard], recipe: Recipe) ->
         ],
         "manifest_sha256": hashlib.sha256(content.encode()).hexdigest(),
     }
-    write_atomically(folder / "dataset.json", json.dumps(dataset, indent=1) + "\n")
+    write_text(folder / "dataset.json", json.dumps(dataset, indent=1) + "\n")
     return manifest
 
 

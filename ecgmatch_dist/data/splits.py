@@ -19,14 +19,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ecgmatch_dist.data.labels import load_scheme
-from ecgmatch_dist.data.manifest import write_atomically
 from ecgmatch_dist.data.remote import scheme_of
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import write_text
 
-Protocol = Literal["within", "mix", "cross"]
+Protocol = Literal["within", "mix", "cross", "folds"]
 PARTS = ("labelled", "unlabelled", "validation", "test")
-RATIO = {"within": 0.05, "mix": 0.01, "cross": 0.01}  # of the paper
+RATIO = {"within": 0.05, "mix": 0.01, "cross": 0.01, "folds": 0.05}  # of the paper, where it has the protocol
+VALIDATION_FOLD, TEST_FOLD = "9", "10"  # as PTB-XL's authors recommend
 Mask = NDArray[np.bool_]
 
 
@@ -57,7 +58,7 @@ class Split:
         if path.exists() and path.read_text() != content:
             raise UserError(f"{path}: there is another split of this name; delete it or choose another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        write_text(path, content)
 
     @classmethod
     def load(cls, path: str | Path) -> "Split":
@@ -158,6 +159,30 @@ def deal(
     return part
 
 
+def folds_of(store: ShardStore, rows: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[np.str_]:
+    """The published fold of each unit [u]."""
+    fold = store.manifest["fold"].to_numpy(str)[rows]
+    if (fold == "").any():
+        missing = store.manifest["id"].to_numpy(str)[rows][fold == ""][0]
+        raise UserError(f"split folds: {missing} has no fold; only databases that publish folds can be split by them")
+    of_unit = np.empty(unit.max(initial=-1) + 1, fold.dtype)
+    of_unit[unit] = fold
+    if (of_unit[unit] != fold).any():
+        raise UserError("split folds: recordings of one patient lie in several folds")
+    return of_unit
+
+
+def deal_folds(
+    y: NDArray[np.uint8], fold: NDArray[np.str_], ratio: float, random: np.random.RandomState, stratified: bool
+) -> NDArray[np.int64]:
+    """Like `deal`, but validation and test are published folds, the same for every seed."""
+    part = np.full(len(y), PARTS.index("unlabelled"))
+    part[fold == VALIDATION_FOLD], part[fold == TEST_FOLD] = PARTS.index("validation"), PARTS.index("test")
+    training = np.flatnonzero(part == PARTS.index("unlabelled"))
+    part[training[choose(y[training], ratio, random, stratified)]] = PARTS.index("labelled")
+    return part
+
+
 def make_split(
     store: ShardStore,
     protocol: Protocol,
@@ -180,7 +205,11 @@ def make_split(
     unit = units_of(store, rows)
     y_unit = np.zeros((unit.max(initial=-1) + 1, y.shape[1]), np.uint8)
     np.maximum.at(y_unit, unit, y[rows])  # a patient has the labels of all recordings
-    part = deal(y_unit, protocol, ratio, np.random.RandomState(seed), stratified)
+    random = np.random.RandomState(seed)
+    if protocol == "folds":
+        part = deal_folds(y_unit, folds_of(store, rows, unit), ratio, random, stratified)
+    else:
+        part = deal(y_unit, protocol, ratio, random, stratified)
     chosen = {name: rows[part[unit] == i] for i, name in enumerate(PARTS)}
     if protocol == "cross":
         chosen["test"] = tested
@@ -210,7 +239,7 @@ def split_name(
     protocol: str, databases: Sequence[str], test: str | None, ratio: float, seed: int, stratified: bool
 ) -> str:
     """Like cross-g12ec@0.01.s20."""
-    of = {"within": f"-{databases[0]}", "mix": "", "cross": f"-{test}"}[protocol]
+    of = {"within": f"-{databases[0]}", "folds": f"-{databases[0]}", "mix": "", "cross": f"-{test}"}[protocol]
     return f"{protocol}{of}{'' if stratified else '-random'}@{ratio:g}.s{seed}"
 
 
@@ -245,9 +274,9 @@ def databases_in(shards: str) -> list[str]:
 
 def select(protocol: Protocol, shards: str, database: str, databases: Sequence[str], test: str) -> list[str]:
     """The databases that a protocol needs, after a look at the options that belong to it."""
-    if protocol == "within":
+    if protocol in ("within", "folds"):
         if not database or databases or test:
-            raise UserError("split within: one --database NAME, no --databases, no --test")
+            raise UserError(f"split {protocol}: one --database NAME, no --databases, no --test")
         return [database]
     if database or (protocol == "mix" and test) or (protocol == "cross" and not test):
         options = "--test NAME of the database to test on" if protocol == "cross" else "no --test"
@@ -276,12 +305,13 @@ def main(
     """Make the lists of labelled, unlabelled, validation and test recordings: one file a split.
 
     Args:
-        protocol: within (one database), mix (several pooled) or cross (test on a database that was never seen).
+        protocol: within (one database), mix (several pooled), cross (test on a database that was never seen), or folds (one
+            database by its published folds: 9 validates, 10 tests).
         shards: Folder or URL with one folder of shards a database.
-        database: within: the database.
+        database: within, folds: the database.
         databases: mix, cross: the databases; default: all in the folder.
         test: cross: the database to test on.
-        ratio: Labelled share of the training part; default: 0.05 within, 0.01 mix and cross, as in the paper.
+        ratio: Labelled share of the training part; default: 0.05 within and folds, 0.01 mix and cross.
         seed: Which of the many possible splits.
         seeds: Several at once, instead of seed.
         scheme: Label scheme, a name or a .toml file; default: the one that the shards were made with.

@@ -19,9 +19,10 @@ from rich.progress import track
 
 from ecgmatch_dist.data.card import write_card
 from ecgmatch_dist.data.labels import load_scheme
-from ecgmatch_dist.data.manifest import file_sha256, read_dataset, read_manifest, write_atomically
+from ecgmatch_dist.data.manifest import file_sha256, read_dataset, read_manifest
 from ecgmatch_dist.data.writer import npy_header
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import write_text
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def verify(folder: Path) -> Findings:
         problems += _check_shard(folder, shard, by_shard.get(shard["name"], manifest.iloc[:0]), dataset["length"])
     findings = Findings(len(manifest), problems, _differences(dataset, labels))
     card = write_card(folder, dataset, manifest, labels, findings.problems, findings.differences)
-    write_atomically(folder / "card.html", card)
+    write_text(folder / "card.html", card)
     return findings
 
 

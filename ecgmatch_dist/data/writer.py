@@ -19,10 +19,11 @@ import webdataset as wds
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.data.labels import LabelScheme
-from ecgmatch_dist.data.manifest import COLUMNS, file_sha256, read_rows, sync_folder, write_atomically
+from ecgmatch_dist.data.manifest import COLUMNS, file_sha256, read_rows
 from ecgmatch_dist.data.records import Annotation, Recording, RecordRef, Rejected, read_recording
 from ecgmatch_dist.data.signals import LEADS, Preprocess, preprocess
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files import sync_folder, write_text
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
     finally:
         partial.unlink(missing_ok=True)
     if rejects:
-        write_atomically(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
-    write_atomically(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
+        write_text(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
+    write_text(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
 
 
 def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
@@ -114,8 +115,8 @@ def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int
     offset = writer.tarstream.offset - -(-(len(header) + len(data)) // 512) * 512 + len(header)
     writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
     return [
-        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.age,
-        recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
+        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.fold,
+        recording.age, recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
         hashlib.sha256(data).hexdigest(),
     ]  # fmt: skip
 
