@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_train import data  # noqa: F401 (a fixture)
 
 from ecgmatch_dist import recipes
 from ecgmatch_dist.config import Config
@@ -292,6 +293,24 @@ def test_a_lost_rank_is_told_from_other_errors() -> None:
     assert job.lost_a_rank(wrapped)
     others: list[Any] = [UserError("x"), ValueError("gloo"), RuntimeError("shape mismatch")]
     assert not any(map(job.lost_a_rank, others))
+
+
+@pytest.mark.parametrize("cluster", ["local", "debug"])
+def test_on_this_machine(data: Path, tmp_path: Path, cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """One supervised run, on two ranks through submitit's local executor, or in this process."""
+    (data / "splits").mkdir(exist_ok=True)
+    (data / "splits" / "one.json").write_text((data / "split.json").read_text())
+    (tmp_path / "site.toml").write_text("ranks_per_node = 2\nsetup = ['export OMP_NUM_THREADS=1']\n")
+    name = write(tmp_path, 'split = "one"\n[grid]\nmethod = ["supervised"]\n')
+    small = ("model.width=16", "model.heads=2", "pretrain.steps=3", "pretrain.labelled_batch=8", "runtime.device=cpu")
+    place = {"site": str(tmp_path / "site.toml"), "shards": str(data / "shards"), "splits": data / "splits"}
+    for _ in range(2):
+        sweep.main(name, cluster, **place, runs=tmp_path / "runs", set=(*small, "runtime.log_every=1"))  # type: ignore[arg-type]
+    assert "nothing to submit" in capsys.readouterr().out
+    (row,) = status.collect("small", tmp_path / "runs")
+    assert (row.name, row.state, row.step) == ("within-chapman@0.2.s20.supervised", "finished", 3)
+    result = json.loads((tmp_path / "runs" / row.name / "result.json").read_text())
+    assert result["world_size"] == (2 if cluster == "local" else 1)
 
 
 def test_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

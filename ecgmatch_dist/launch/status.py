@@ -96,6 +96,9 @@ def collect(sweep: str, runs: Path) -> list[Row]:
     ids = {r["job"] for r in latest.values() if r["cluster"] == "slurm"}
     live = {name: job for name, job in slurm.queue().items() if name in ids} if ids and slurm.available() else {}
     gone = slurm.accounted(ids - live.keys())
+    for record in latest.values():  # a sweep on this machine: its jobs are processes
+        if record["cluster"] == "local" and Path(f"/proc/{record['job']}").exists():
+            live[record["job"]] = slurm.Job(record["job"], "RUNNING", "here", "None")
     rows = []
     for entry in plan:
         name, steps = entry["run"], entry["config"]["optim"]["steps"]
