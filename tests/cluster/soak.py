@@ -42,7 +42,7 @@ def command(folder: Path, runs: str, steps: int) -> list[str]:
 def start(folder: Path, runs: str, steps: int) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(command(folder, runs, steps), env=environment, stderr=quiet, start_new_session=True)
+    return subprocess.Popen(command(folder, runs, steps), env=environment, stderr=quiet)
 
 
 def newest_step(folder: Path) -> int:
@@ -68,7 +68,7 @@ def main(kills: int, seed: int = 1) -> None:
             if process.poll() is not None:
                 break
             in_a_save += any((run / "checkpoints").glob("unfinished-*"))
-            os.killpg(process.pid, signal.SIGKILL) if random.random() < 0.5 else kill_one_rank(process)
+            kill(process)
             process.wait()
             done += 1
             print(f"kill {done}/{kills}: at step {newest_step(run)}", flush=True)
@@ -80,9 +80,11 @@ def main(kills: int, seed: int = 1) -> None:
         shutil.rmtree(folder / "killed")
 
 
-def kill_one_rank(agent: "subprocess.Popen[bytes]") -> None:
-    ranks = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    os.kill(int(random.choice(ranks)), signal.SIGKILL)
+def kill(agent: "subprocess.Popen[bytes]") -> None:
+    """All at once, or one rank, which ends the others."""
+    ranks = [int(pid) for pid in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()]
+    for pid in [agent.pid, *ranks] if random.random() < 0.5 else [random.choice(ranks)]:
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
