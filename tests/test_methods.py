@@ -1,6 +1,7 @@
 """Every method: the same on 1, 2 and 4 ranks, finite in the corners, learning; and what each one promises on its own."""
 
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any, get_args
 
@@ -310,3 +311,30 @@ def test_ups_without_selection_adds_nothing() -> None:
     losses = Trainer(0, 1, configs.UPS()).one()  # the first round selects nothing
     assert losses["loss/u"] == 0
     assert losses["loss"] == losses["loss/b"]
+
+
+# --- numbers as test assets: a change that is not meant to change results must not change these
+
+GOLDEN = Path(__file__).with_name("golden") / "losses.txt"
+
+
+def test_golden_losses() -> None:
+    """Five steps of every method in fp64. A change that is meant: `python tests/test_methods.py` writes the file anew."""
+    assert golden().splitlines()[0] == GOLDEN.read_text().splitlines()[0]
+    for line, expected in zip(golden().splitlines()[1:], GOLDEN.read_text().splitlines()[1:], strict=True):
+        method, *values = line.split()
+        known, *numbers = expected.split()
+        assert method == known
+        assert [float(v) for v in values] == pytest.approx([float(n) for n in numbers], rel=1e-7), method
+
+
+def golden() -> str:
+    lines = ["method, then the loss of steps 1 to 5"]
+    for settings in METHODS:
+        trainer = Trainer(0, 1, settings)
+        lines.append(" ".join([settings.name, *(f"{trainer.one()['loss'].item():.12g}" for _ in range(5))]))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden())
