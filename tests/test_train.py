@@ -175,20 +175,29 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes], lim
     raise AssertionError(f"step {step} was not reached within {limit} s")
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def untouched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run that nobody disturbs, in a process of its own."""
+    optim = Optim(steps=40, labelled_batch=8, unlabelled_batch=16)
+    config = tiny(data, tmp_path_factory.mktemp("untouched"), optim=optim)
+    subprocess.run(command(config), check=True, env=ENVIRONMENT, capture_output=True)
+    return config
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_resumes_to_the_bit(data: Path, tmp_path: Path, number: signal.Signals) -> None:
-    config = tiny(data, tmp_path / "untouched", optim=Optim(steps=40, labelled_batch=8, unlabelled_batch=16))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(config), check=True, env=environment, capture_output=True)
-    killed = replace(config, runs=tmp_path / "killed")
+def test_a_killed_run_resumes_to_the_bit(untouched: Config, tmp_path: Path, number: signal.Signals) -> None:
+    killed = replace(untouched, runs=tmp_path)
     folder = killed.runs / "within-chapman@0.2.s20.ecgmatch"
-    process = subprocess.Popen(command(killed), env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(killed), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     wait_for_step(folder, 13, process)
     process.send_signal(number)
     assert process.wait(60) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
-    subprocess.run(command(killed), check=True, env=environment, capture_output=True)
+    subprocess.run(command(killed), check=True, env=ENVIRONMENT, capture_output=True)
     assert "resumed at step" in (folder / "log.txt").read_text()
-    assert_same_bits(final_state(config.runs / folder.name), final_state(folder))
+    assert_same_bits(final_state(untouched.runs / folder.name), final_state(folder))
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)  # one curve across the restart
 
