@@ -1,6 +1,7 @@
 """Reading run folders: whatever lies there is used or named with a reason; nothing ends the report."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,11 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 from ecgmatch_dist.report.assess import assess
+from ecgmatch_dist.report.contents import sections
+from ecgmatch_dist.report.facts import gather, split_sizes
 from ecgmatch_dist.report.records import curves, predictions, recordings
 from ecgmatch_dist.report.runs import Damaged, Problem, find_runs, is_run, read_object, settings
+from ecgmatch_dist.report.studies import find_studies
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "deep": (lambda f: (f / "result.json").write_text("[" * 100_000), "damaged", "result.json is not JSON"),
     "keyless": (lambda f: edit(f, method=None), "damaged", "has no `method`"),
     "wrong type": (lambda f: edit(f, seed="twenty"), "damaged", "`seed` is 'twenty', not a int"),
+    "yes": (lambda f: edit(f, seed=True), "damaged", "`seed` is True"),
     "nan": (lambda f: edit(f, ratio=float("nan")), "damaged", "`ratio` is nan"),
     "no metrics": (lambda f: edit(f, test={"map": 0.5}), "damaged", "has no `macro_auc`"),
     "thresholds": (lambda f: edit(f, thresholds=[0.5]), "damaged", "1 thresholds for 5 classes"),
@@ -181,6 +186,34 @@ def test_no_change_to_a_result_ends_the_report(pristine: Path, changes: dict[str
         assert len(runs) + len(problems) >= 1
     finally:
         (pristine / "result.json").write_text(before)
+
+
+@trials(max_examples=30, deadline=None)
+@given(some.sampled_from(["config.json", "environment.json", "split.json"]), JSON, some.data())
+def test_no_change_to_another_file_ends_it_either(
+    pristine: Path, file: str, value: object, data: some.DataObject
+) -> None:
+    before = (pristine / file).read_text()
+    keys = some.sampled_from([*json.loads(before), "x"])
+    try:
+        (pristine / file).write_text(json.dumps(json.loads(before) | {data.draw(keys): value}))
+        runs, problems = find_runs(pristine, pristine / "report")
+        sizes, studies = split_sizes(runs, problems), find_studies(runs)
+        chapters = sections(studies, sizes, {}, 100, {})
+        assert not runs or (gather(runs, studies, sizes, {}).run and chapters)
+    finally:
+        (pristine / file).write_text(before)
+
+
+def test_names_from_a_result_never_leave_the_reports_folder(root: Path) -> None:
+    edit(root / "good", protocol="../../up", databases=["/etc", "..", "a b"], scheme="x/" + "y" * 300)
+    runs, _ = find_runs(root, root / "report")
+    studies = find_studies(runs)
+    parts = [part for chapter in sections(studies, split_sizes(runs, []), {}, 100, {}) for part in chapter.parts]
+    keys = [table.key for part in parts for table in part.tables] + [job.key for part in parts for job in part.figures]
+    assert keys
+    assert all(re.fullmatch(r"\w[\w.+=-]{0,120}", key) for key in keys)
+    assert len(keys) == len(set(keys))
 
 
 def test_is_run_and_read_object(tmp_path: Path) -> None:

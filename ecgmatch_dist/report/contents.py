@@ -141,7 +141,7 @@ def changed(study: Study, sizes: Sizes) -> Part:
         arguments = (study, rows, label, test_value)
         part.figures.append(
             Job(
-                f"curve-{study.key}-{name}",
+                names.slug(f"curve-{study.key}-{name}"),
                 label,
                 "Bars: standard deviation over seeds.",
                 figures.sensitivity,
@@ -164,7 +164,7 @@ def representative(study: Study, column: Column) -> tuple[Run, list[Run]]:
 
 def look(study: Study, column: Column) -> Part:
     chosen, runs = representative(study, column)
-    where = f"{study.key}-{column.slug}"
+    where = names.slug(f"{study.key}-{column.slug}")
     part = Part(f"{study.title}: {column.label} ({names.method(chosen.method)}, seed {chosen.seed})", folded=True)
     hidden = "Measured for the eye alone: training does not see the hidden labels."
     true = "Each row: recordings with this class; each number: the share of them that is predicted to have the column's class."
@@ -196,7 +196,7 @@ def calibrated(main: list[Study], assessed: Assessments) -> list[Part]:
         parts.append(part)
         for column in study.columns:
             chosen, _ = representative(study, column)
-            where = f"{study.key}-{column.slug}"
+            where = names.slug(f"{study.key}-{column.slug}")
             more = Part(
                 f"{study.title}: {column.label} ({names.method(chosen.method)}, seed {chosen.seed})", folded=True
             )

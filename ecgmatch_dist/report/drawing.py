@@ -84,6 +84,8 @@ def panels(
         row, column = divmod(i, columns)
         corner = ((column * width + left) / all_width, (all_height - (row + 1) * height + bottom) / all_height)
         axes.append(figure.add_axes((*corner, *inner), projection="polar" if polar else None))
+        if not polar:
+            axes[-1].locator_params(nbins=5)  # few ticks are easy to read, and quick: most of the time goes into them
     return figure, axes
 
 

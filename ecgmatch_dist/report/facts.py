@@ -128,11 +128,15 @@ def what_was_run(runs: list[Run]) -> list[tuple[str, str]]:
         ("steps", span([f"{steps:,}" for steps in sorted({run.steps for run in runs})])),
         ("time", f"{duration(sum(seconds))} in all, {duration(float(np.median(seconds)))} a run"),
         ("ranks", listed(run.world_size for run in runs)),
-        ("devices", listed(device for run in runs for device in run.environment.get("devices") or [])),
+        ("devices", listed(device for run in runs for device in aslist(run.environment.get("devices")))),
         ("software", listed(map(software, runs))),
         ("started", span(started)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def aslist(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def software(run: Run) -> str:

@@ -15,6 +15,8 @@ from ecgmatch_dist.report.runs import Run
 
 POINTS = 250
 """Points a drawn curve keeps: more cannot be seen and make the page slow."""
+FEW = 10
+"""Classes up to which there is room for numbers and legends."""
 WEIGHTS = ("validation:weight", "train:agreement")
 """How much pseudo-labels count, by class: methods in general, and ECGMatch's agreement of neighbours."""
 HIDDEN = ("hidden/", "pseudo/")
@@ -69,7 +71,8 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
                 lw=1.2,
             )
         axis.set_title(f"{title}, {names.method(chosen.method)}")
-        axis.legend()
+        if len(group) <= FEW:
+            axis.legend()
     for axis in axes:
         axis.set_xlabel("step")
     return figure
@@ -110,7 +113,8 @@ def pseudo(runs: Sequence[Run], chosen: Run) -> Figure | None:
         for i, (name, curve) in enumerate(of_class.items()):
             axis.plot(*smooth(curve), color=colour(i), label=name, lw=1.4)
         axis.set_title(f"By class, {names.method(chosen.method)}")
-        axis.legend()
+        if len(of_class) <= FEW:
+            axis.legend()
     for axis in axes:
         axis.set_xlabel("step")
     return figure
@@ -208,7 +212,7 @@ def correlation(run: Run) -> Figure | None:
 
 def matrices(named: dict[str, NDArray[np.float64]], classes: Sequence[str], low: float, high: float) -> Figure:
     """C x C heat maps with their numbers; a difference (name with a minus) gets a diverging scale."""
-    side = max(2.2, 0.4 * len(classes))
+    side = max(2.2, (0.4 if len(classes) <= FEW else 0.2) * len(classes))
     figure, axes = panels(len(named), 3, side + 0.85, side + 1.0, (0.7, 0.64, 0.15, 0.36))
     for axis, (title, matrix) in zip(axes, named.items(), strict=True):
         diverging = "−" in title
@@ -229,7 +233,7 @@ def matrices(named: dict[str, NDArray[np.float64]], classes: Sequence[str], low:
         axis.tick_params(length=0)
         for spine in axis.spines.values():
             spine.set_visible(False)
-        for (i, j), x in np.ndenumerate(matrix[::-1]) if len(classes) <= 10 else ():
+        for (i, j), x in np.ndenumerate(matrix[::-1]) if len(classes) <= FEW else ():
             dark = abs(x) / reach > 0.6
             axis.text(
                 j + 0.5,

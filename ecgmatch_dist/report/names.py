@@ -1,5 +1,7 @@
 """What methods, databases, metrics and settings are called in tables and figures, and in which order they stand."""
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 METHODS = {
@@ -58,6 +60,12 @@ def database(key: str) -> str:
 def place(key: str, known: dict[str, str]) -> tuple[int, str]:
     """Sort key: known names in their order, then the others by name."""
     return (list(known).index(key), "") if key in known else (len(known), key)
+
+
+def slug(text: str) -> str:
+    """A name that is safe as a file's, and still its own: what had to be changed is marked by a checksum."""
+    clean = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", text).strip(".-")[:80]
+    return clean if clean == text else f"{clean}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def percent(ratio: float) -> str:

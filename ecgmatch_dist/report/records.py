@@ -112,7 +112,10 @@ def recordings(run: Run) -> dict[str, dict[str, int]]:
         raise Damaged("split.json has no `parts`")
     out: dict[str, dict[str, int]] = {}
     for part in PARTS:
-        for key in parts.get(part, []):
+        keys = parts.get(part, [])
+        if not isinstance(keys, list):
+            raise Damaged(f"split.json: `{part}` is no list")
+        for key in keys:
             of_database = out.setdefault(str(key).split("/", 1)[0], dict.fromkeys(PARTS, 0))
             of_database[part] += 1
     return out

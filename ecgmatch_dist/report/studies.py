@@ -28,15 +28,23 @@ class Column:
     @property
     def label(self) -> str:
         if self.protocol == "cross" and self.test_database:
-            return names.database(self.test_database)
+            trained = "" if self.usual else f" (from {', '.join(map(names.database, self.databases))})"
+            return names.database(self.test_database) + trained
         return (
             " + ".join(map(names.database, self.databases)) if len(self.databases) < 4 else f"All {len(self.databases)}"
         )
 
     @property
     def slug(self) -> str:
-        tested = self.test_database if self.protocol == "cross" and self.test_database else "+".join(self.databases)
-        return f"{self.protocol}-{tested}"
+        trained = "+".join(self.databases)
+        if self.protocol == "cross" and self.test_database:
+            return self.test_database if self.usual else f"{self.test_database}-from-{trained}"
+        return trained
+
+    @property
+    def usual(self) -> bool:
+        """Trained on all of the four databases but the tested one."""
+        return {*self.databases, self.test_database} == set(names.DATABASES)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -74,9 +82,9 @@ class Study:
 
     @property
     def key(self) -> str:
-        ratio = "" if self.ratio is None else f"-{self.ratio:g}"
+        ratio = "" if self.ratio is None else f"-{self.ratio}"
         scheme = "" if self.scheme == "ecgmatch5" else f"-{self.scheme}"
-        return f"{self.kind}-{self.protocol}{ratio}{scheme}"
+        return names.slug(f"{self.kind}-{self.protocol}{ratio}{scheme}")
 
     @property
     def title(self) -> str:

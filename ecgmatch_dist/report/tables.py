@@ -163,7 +163,7 @@ def per_class(study: Study, column: Column) -> Table:
         return Heading(short, metric.greater_is_better, column, value, lambda row: None)
 
     blocks = [block(m.title, "Method", study, rows, [heading(m, short) for short in classes]) for m in names.OF_CLASS]
-    return Table(f"classes-{study.key}-{column.slug}", f"{study.title}: {column.label}", "", tuple(blocks))
+    return Table(names.slug(f"classes-{study.key}-{column.slug}"), f"{study.title}: {column.label}", "", tuple(blocks))
 
 
 def study_heading(study: Study) -> str:
