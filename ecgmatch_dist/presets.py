@@ -50,7 +50,7 @@ def demo() -> Config:
     base = tuned()
     return replace(
         base,
-        pretrain=replace(base.pretrain, steps=120, labelled_batch=32),
+        pretrain=replace(base.pretrain, steps=300, labelled_batch=32),
         optim=replace(base.optim, steps=160, labelled_batch=32, unlabelled_batch=96),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
