@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report import drawing, facts, render
@@ -84,7 +85,12 @@ class Workers:
     """Processes that share the work; with one, or where none can be started, this process does it."""
 
     def __init__(self, number: int) -> None:
-        self.pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn")) if number > 1 else None
+        self.pool = (
+            # One computing thread each: two processes that both use all cores wait for each other.
+            ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), threadpool_limits, (1,))
+            if number > 1
+            else None
+        )
 
     def __enter__(self) -> "Workers":
         return self
