@@ -16,7 +16,7 @@ import tyro
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report import build_report, drawing, figures, main
-from ecgmatch_dist.report.build import read_bench
+from ecgmatch_dist.report.build import Workers, read_bench
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -185,6 +185,14 @@ def test_a_damaged_file_costs_its_figures_not_the_report(tmp_path: Path) -> None
     assert "matrices of shape (2, 2)" in text
     assert "split.json has no `parts`" in text
     assert "Validation MAP" in text
+
+
+def test_workers_keep_the_order_and_pass_errors_on() -> None:
+    for number in (1, 2):
+        with Workers(number) as pool:
+            assert pool.map(divmod, [(7, 2), (9, 4), (8, 8)]) == [(3, 1), (2, 1), (1, 0)]
+            with pytest.raises(ZeroDivisionError):
+                pool.map(divmod, [(1, 1), (1, 0)])
 
 
 def test_mistakes_of_the_user_are_one_line(tmp_path: Path) -> None:
