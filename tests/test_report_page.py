@@ -74,7 +74,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         factory.write_run(root / "runs", method, sizes=300, tag="seq", change={"augment.pipeline": "sequential"})
     factory.write_run(root / "runs", sizes=300, tag="k2", change={"method.neighbours": 2})
     bench = root / "bench.json"
-    bench.write_text(json.dumps({"rows": [{"world_size": w, "seconds": 1 / w} for w in (1, 2, 4)]}))
+    bench.write_text(
+        json.dumps({"bytes": [{"ranks": w, "rows": 66_000, "way": "sharded", "counted": 1000 * w} for w in (1, 2, 4)]})
+    )
     return build_report(root / "runs", root / "report", bench, replicates=50, workers=1)
 
 
@@ -198,7 +200,7 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
 def test_mistakes_of_the_user_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bench.json").write_text('{"rows": [{"world_size": "many"}]}')
+    (tmp_path / "bench.json").write_text('{"bytes": [{"ranks": "many"}]}')
     for runs, out, words in (
         ("nowhere", "out", "no such folder"),
         ("empty", "out", "no run folder"),
@@ -206,7 +208,7 @@ def test_mistakes_of_the_user_are_one_line(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             build_report(tmp_path / runs, tmp_path / out)
-    with pytest.raises(UserError, match="not a bench file"):
+    with pytest.raises(UserError, match="not a file of `ecgmatch bench scale"):
         read_bench(tmp_path / "bench.json")
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ def main(runs: Path, /, out: Path = Path("report"), bench: Path | None = None, r
     Args:
         runs: The folder of run folders, or one run folder.
         out: Where to write index.html, tables/ and figures/.
-        bench: JSON of `ecgmatch bench` with seconds a step against the number of ranks.
+        bench: JSON of `ecgmatch bench scale`: what a step moves against the number of ranks.
         replicates: Resamples of the test recordings behind each interval; 0: a thousand, fewer for very many runs.
     """
     page = build_report(runs, out, bench, replicates)

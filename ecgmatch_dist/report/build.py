@@ -147,13 +147,12 @@ FORMATS = {"md": render.markdown, "csv": render.comma, "tex": render.latex}
 
 
 def read_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Cost against world size: rows with `world_size` and `seconds` (a step), and `name` where there are several series."""
+    """Traffic against world size, as `ecgmatch bench scale --json` counted it: way and bank size -> (ranks, bytes)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = content["rows"] if isinstance(content, dict) else content
         series: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for row in rows:
-            series[str(row.get("name", "a step"))].append((int(row["world_size"]), float(row["seconds"])))
+        for row in json.loads(path.read_text(encoding="utf-8"))["bytes"]:
+            if int(row["ranks"]) > 1:  # one rank receives nothing
+                series[f"{row['way']}, {int(row['rows']):,} rows"].append((int(row["ranks"]), float(row["counted"])))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a bench file with rows of world_size and seconds ({error!r})") from None
+        raise UserError(f"{path}: not a file of `ecgmatch bench scale --json` ({error!r})") from None
     return dict(series)

@@ -76,7 +76,9 @@ def sections(
             "cost",
             "Cost",
             "",
-            [Part("", figures=[Job("cost", "Seconds a step", "", figures.cost, (bench,))])] if bench else [],
+            [Part("", figures=[Job("cost", "Bytes a rank receives in a step", "", figures.cost, (bench,))])]
+            if bench
+            else [],
         ),
     ]
     return [chapter for chapter in chapters if chapter.parts]

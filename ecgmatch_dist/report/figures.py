@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ecgmatch_dist.report import names
-from ecgmatch_dist.report.drawing import INK, RULE, colour, method_colour, panels
+from ecgmatch_dist.report.drawing import RULE, colour, method_colour, panels
 from ecgmatch_dist.report.statistics import Friedman, bonferroni_dunn
 from ecgmatch_dist.report.studies import Column, Row, Study
 from ecgmatch_dist.report.tables import Lookup
@@ -134,17 +134,14 @@ def settings_axes(study: Study) -> list[tuple[str, str, dict[float, Row]]]:
 
 
 def cost(series: dict[str, list[tuple[int, float]]]) -> Figure:
-    """Seconds a step over the number of ranks, and the line of perfect scaling from the smallest."""
-    figure, (axis,) = panels(1, 1, 6, 3.2)
+    """Bytes that a rank receives in a step over the number of ranks, in each placement of the bank."""
+    figure, (axis,) = panels(1, 1, 7, 3.6)
     for i, (name, points) in enumerate(sorted(series.items())):
-        world, seconds = np.array(sorted(points)).T
-        axis.plot(world, seconds, marker="o", ms=4, color=colour(i), label=name)
-        axis.plot(
-            world, seconds[0] * world[0] / world, color=INK, lw=0.8, ls=":", label="perfect scaling" if not i else None
-        )
+        world, received = np.array(sorted(points)).T
+        axis.plot(world, received, marker="o", ms=4, color=colour(i), label=name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlabel("ranks")
-    axis.set_ylabel("seconds a step")
-    axis.legend()
+    axis.set_ylabel("bytes a step")
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
