@@ -152,7 +152,8 @@ def read_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
         series: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in json.loads(path.read_text(encoding="utf-8"))["bytes"]:
             if int(row["ranks"]) > 1:  # one rank receives nothing
-                series[f"{row['way']}, {int(row['rows']):,} rows"].append((int(row["ranks"]), float(row["counted"])))
+                way = str(row["way"]).split(" of ")[0]  # "... in 2 nodes of 4": the nodes grow with the ranks
+                series[f"{way}, {int(row['rows']):,} rows"].append((int(row["ranks"]), float(row["counted"])))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a file of `ecgmatch bench scale --json` ({error!r})") from None
     return dict(series)

@@ -135,13 +135,16 @@ def settings_axes(study: Study) -> list[tuple[str, str, dict[float, Row]]]:
 
 def cost(series: dict[str, list[tuple[int, float]]]) -> Figure:
     """Bytes that a rank receives in a step over the number of ranks, in each placement of the bank."""
-    figure, (axis,) = panels(1, 1, 7, 3.6)
+    figure, (axis,) = panels(1, 1, 8, 3.6, margins=(0.8, 0.5, 3.2, 0.36))
     for i, (name, points) in enumerate(sorted(series.items())):
         world, received = np.array(sorted(points)).T
         axis.plot(world, received, marker="o", ms=4, color=colour(i), label=name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    ranks = sorted({world for points in series.values() for world, _ in points})
+    axis.set_xticks(ranks, [str(n) for n in ranks])
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} MB")
     axis.set_xlabel("ranks")
-    axis.set_ylabel("bytes a step")
+    axis.set_ylabel("a rank, a step")
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
