@@ -77,9 +77,8 @@ class Monitor:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         print(f"{stamp}  {text}", file=self.log, flush=True)
-        (self.progress.console if self.progress else self.console).print(
-            f"{self.title}: {text}", highlight=False, markup=False
-        )
+        screen = self.progress.console if self.progress else self.console
+        screen.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def scalars(self, step: int, kind: str, values: dict[str, float]) -> None:
         """The numbers of a step, by name, to TensorBoard and the JSON lines."""
