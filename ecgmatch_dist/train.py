@@ -147,10 +147,11 @@ def finish(job: Job, reason: str) -> None:
         if job.ranks.main:
             job.folder.save_predictions(part, job.ids(part), predictions)
     if isinstance(job.method, ECGMatch):
-        p_u = torch.from_numpy(job.predict("unlabelled", most=20_000).probabilities)
-        R_u = correlation(p_u, job.method.settings.similarity)
+        bank = job.predict("unlabelled", most=20_000)
+        R_u = correlation(torch.from_numpy(bank.probabilities), job.method.settings.similarity)
         if job.ranks.main:
             job.folder.save_arrays("correlation.npz", R_b=job.method.R_b.cpu().numpy(), R_u=R_u.numpy())
+            job.folder.save_arrays("bank.npz", features=bank.features[:2000], labels=bank.labels[:2000])  # for the map
     if job.ranks.main:
         job.folder.finish(job.result(reason, measured))
     test = measured["test"]

@@ -101,6 +101,9 @@ def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
         split = json.loads((folder / "split.json").read_text())
         assert test["ids"].tolist() == split["parts"]["test"]
         assert test["probabilities"].shape == test["labels"].shape == (len(test["ids"]), 5)
+    with np.load(folder / "bank.npz") as bank, np.load(folder / "correlation.npz") as correlation:
+        assert bank["features"].shape == (len(split["parts"]["unlabelled"]), 16)
+        assert correlation["R_u"].shape == correlation["R_b"].shape == (5, 5)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     train_records = [r for r in records if r["kind"] == "train"]
     assert [r["step"] for r in train_records] == list(range(2, STEPS + 1, 2))

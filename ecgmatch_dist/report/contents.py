@@ -179,7 +179,7 @@ def look(study: Study, column: Column) -> Part:
         Job(
             f"features-{where}",
             "Features on their principal axes",
-            "In colour: recordings with the class.",
+            "Of the bank's recordings, or of the test part where the method has no bank; in colour: those with the class.",
             figures_run.feature_map,
             (chosen,),
         ),

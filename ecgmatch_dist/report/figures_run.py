@@ -248,7 +248,7 @@ def matrices(named: dict[str, NDArray[np.float64]], classes: Sequence[str], low:
 
 
 def feature_map(run: Run, points: int = 700) -> Figure:
-    """The test part's features on their two principal axes, one panel a class, its recordings in colour."""
+    """The bank's features (the test part's, without a bank) on their principal axes, one panel a class, in colour."""
     z, labels = features(run)
     keep = np.sort(np.random.default_rng(0).permutation(len(z))[:points])
     centred = z.astype(np.float64) - z.mean(axis=0, dtype=np.float64)

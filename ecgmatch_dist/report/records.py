@@ -60,10 +60,12 @@ def predictions(run: Run, part: str = "test") -> Predictions:
 
 
 def features(run: Run) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Features z [n, D] of the test part and its labels [n, C]."""
-    z, labels = arrays(run.folder / "predictions" / "test.npz", ("features", "labels"))
+    """Features z [n, D] and labels [n, C] of the bank's recordings, or of the test part where the method has no bank."""
+    bank, test = run.folder / "bank.npz", run.folder / "predictions" / "test.npz"
+    path = bank if bank.exists() else test
+    z, labels = arrays(path, ("features", "labels"))
     if z.ndim != 2 or len(z) != len(labels) or len(z) < 3 or z.shape[1] < 2 or not np.isfinite(z).all():
-        raise Damaged(f"test.npz: features of shape {z.shape} cannot be mapped")
+        raise Damaged(f"{path.name}: features of shape {z.shape} cannot be mapped")
     return z, labels
 
 
