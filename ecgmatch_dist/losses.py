@@ -54,7 +54,7 @@ def correlation(
 
     "expected" is not in the paper. For 0/1 labels it is the cosine, since y^2 = y; for probabilities it divides by the norms
     that labels drawn from them are expected to have, sqrt(sum p), instead of sqrt(sum p^2). The cosine of probabilities that
-    are right is larger than that of the labels, so that aligning the two forces predictions to be sharper than they should.
+    are right is larger than that of the labels, so that aligning the two asks for predictions sharper than they should be.
     """
     C = p.shape[1]
     P = p.double()
