@@ -162,6 +162,8 @@ def test_killed_build_goes_on(raw: Path, tmp_path: Path) -> None:
     time.sleep(0.3)
     assert contents(folder) == before, "a worker was left behind"
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("own-*.tar") if path.with_suffix(".csv").exists()}
+    for unlucky in (".own-000004.tar.1.partial", ".own-000004.csv.1.tmp"):  # a kill just before either rename
+        (folder / unlucky).write_text("half")
     shards.build(OWN, raw, out, CPU, shard_size=20)
     assert finished
     assert {path: path.stat().st_mtime_ns for path in finished} == finished

@@ -291,7 +291,7 @@ def build(
     try:
         jobs = plan(recipe, raw, out, settings, shard_size, labels, strict)
         with _locked(folder):
-            for leftover in folder.glob(".*.partial"):  # of a build that was killed
+            for leftover in (*folder.glob(".*.partial"), *folder.glob(".*.tmp")):  # of a build that was killed
                 leftover.unlink()
             if elsewhere:
                 elsewhere(jobs)
