@@ -115,6 +115,10 @@ class Optim:
     """B_u, global."""
     teacher_momentum: float = 0.999
     """m of equation 5."""
+    teacher_warmup: bool = False
+    """Smaller m in the first steps, so that a teacher that starts from random weights soon forgets them."""
+    teacher_batchnorm: Literal["copied", "averaged"] = "copied"
+    """The teacher's BatchNorm statistics: the student's latest (official code), or averaged as its weights are."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, "optim.lr", self.lr, "greater than 0")

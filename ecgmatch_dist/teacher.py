@@ -1,6 +1,7 @@
 """The teacher: a moving average of the student (equation 5), always in evaluation mode."""
 
 import copy
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,35 @@ from ecgmatch_dist.student import autocast
 class Teacher:
     """M_t. Starts as a copy of the student; after each step its weights become m teacher + (1 - m) student."""
 
-    def __init__(self, student: nn.Module, momentum: float, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        student: nn.Module,
+        momentum: float,
+        precision: str = "fp32",
+        *,
+        warmup: bool = False,
+        batchnorm: Literal["copied", "averaged"] = "copied",
+    ) -> None:
         self.module = copy.deepcopy(student).eval().requires_grad_(False)
-        self.momentum, self.precision = momentum, precision
-        self._parameters = tuple(self.module.parameters())
-        self._buffers = tuple(self.module.buffers())
+        self.momentum, self.precision, self.warmup, self.batchnorm = momentum, precision, warmup, batchnorm
+        self._own = self._parts(self.module)
 
     @torch.no_grad()
-    def update(self, student: nn.Module) -> None:
-        """Follow the student, in two fused operations; BatchNorm's statistics are copied, as the official code does."""
-        torch._foreach_lerp_(self._parameters, tuple(student.parameters()), 1 - self.momentum)
-        torch._foreach_copy_(self._buffers, tuple(student.buffers()))
+    def update(self, student: nn.Module, step: int) -> None:
+        """Follow the student after this step, counted from 0, in two fused operations."""
+        momentum = min(self.momentum, (1 + step) / (10 + step)) if self.warmup else self.momentum
+        averaged, copied = self._parts(student)
+        torch._foreach_lerp_(self._own[0], averaged, 1 - momentum)
+        torch._foreach_copy_(self._own[1], copied)
+
+    def _parts(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """What is averaged and what is copied; BatchNorm's counters always are, they are no numbers to average."""
+        averaged: list[Tensor] = list(module.parameters())
+        copied: list[Tensor] = []
+        for buffer in module.buffers():
+            average = self.batchnorm == "averaged" and buffer.is_floating_point()
+            (averaged if average else copied).append(buffer)
+        return averaged, copied
 
     @torch.no_grad()
     def look(self, x: Tensor) -> Output:

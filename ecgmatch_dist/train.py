@@ -68,7 +68,7 @@ def fit(job: Job, interrupt: Interrupt) -> str:
         with during("gradients"):
             losses["loss"].backward()  # type: ignore[no-untyped-call]
         job.optimizer.step()
-        job.teacher.update(job.model)
+        job.teacher.update(job.model, job.step)
 
         # what it looked like
         job.step += 1

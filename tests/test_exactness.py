@@ -100,7 +100,7 @@ class Run:
         self.optimizer.zero_grad()
         losses["loss"].backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.teacher.update(self.model)
+        self.teacher.update(self.model, number)
         # A rank's loss is the mean over its rows; their mean over the ranks is the loss of the global batch.
         out = {f"mean {name}": value.detach() for name, value in losses.items() if value.ndim == 0}
         out |= {name: losses[name] for name in ("pseudo_labels", "weights", "predictions")}
@@ -277,7 +277,7 @@ def meta_step(rows: int, batch: int) -> tuple[dict[str, Tensor], torch.nn.Module
     optimizer.zero_grad(set_to_none=True)
     losses["loss"].backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    teacher.update(model)
+    teacher.update(model, 0)
     return losses, model
 
 

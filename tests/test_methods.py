@@ -101,7 +101,7 @@ class Trainer:
         self.optimizer.zero_grad()
         losses["loss"].backward()
         self.optimizer.step()
-        self.teacher.update(self.model)
+        self.teacher.update(self.model, self.step)
         self.step += 1
         return {key: value.detach() for key, value in losses.items()}
 

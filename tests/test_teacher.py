@@ -18,26 +18,31 @@ def train(student, optimiser, step):
     optimiser.zero_grad()
 
 
+@pytest.mark.parametrize("batchnorm", ["copied", "averaged"])
+@pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.999, 1.0])
-def test_hundred_steps_equal_plain_arithmetic(momentum):
+def test_hundred_steps_equal_plain_arithmetic(momentum, warmup, batchnorm):
     student = build_model(5, SMALL, 0)
-    teacher = Teacher(student, momentum)
+    teacher = Teacher(student, momentum, warmup=warmup, batchnorm=batchnorm)
     names = dict(student.named_parameters())
     slow = {k: v.double().clone() for k, v in student.state_dict().items()}
-    for _ in range(100):
+    for step in range(100):
+        m = min(momentum, (1 + step) / (10 + step)) if warmup else momentum
         for name, value in student.state_dict().items():
             value.add_(torch.randn_like(value) if value.is_floating_point() else 1)
-            slow[name] = momentum * slow[name] + (1 - momentum) * value if name in names else value.double().clone()
-        teacher.update(student)
+            average = name in names or (batchnorm == "averaged" and value.is_floating_point())
+            slow[name] = m * slow[name] + (1 - m) * value if average else value.double().clone()
+        teacher.update(student, step)
     state = teacher.state_dict()
     assert state.keys() == slow.keys()
     for name, value in state.items():
         torch.testing.assert_close(value.double(), slow[name], rtol=1e-5, atol=1e-5)
-        if name not in names:
-            assert torch.equal(value, student.state_dict()[name])
+    assert torch.equal(state["stem_bn.running_mean"], student.stem_bn.running_mean) == (
+        batchnorm == "copied" or momentum == 0
+    )
     assert state["stem_bn.num_batches_tracked"] == 100
     moved = not torch.equal(state["stem.weight"], build_model(5, SMALL, 0).stem.weight)
-    assert moved == (momentum < 1)
+    assert moved == (momentum < 1 or warmup)
 
 
 def test_teacher_is_a_separate_frozen_copy():
@@ -70,11 +75,11 @@ def test_saved_and_loaded_teacher_goes_on_to_the_bit():
     optimiser = torch.optim.SGD(student.parameters(), lr=0.1)
     teacher, other = Teacher(student, 0.9), Teacher(build_model(5, SMALL, 1), 0.9)
     train(student, optimiser, 0)
-    teacher.update(student)
+    teacher.update(student, 0)
     other.load_state_dict({k: v.clone() for k, v in teacher.state_dict().items()})
     train(student, optimiser, 1)
-    teacher.update(student)
-    other.update(student)
+    teacher.update(student, 1)
+    other.update(student, 1)
     for name, value in teacher.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
 
@@ -82,7 +87,7 @@ def test_saved_and_loaded_teacher_goes_on_to_the_bit():
 def test_double_precision_and_meta():
     student = build_model(5, SMALL, 0).double()
     teacher = Teacher(student, 0.5)
-    teacher.update(student)
+    teacher.update(student, 0)
     assert teacher.module.stem.weight.dtype == torch.float64
     meta = build_model(5, SMALL, 0).to("meta")
-    Teacher(meta, 0.5).update(meta)
+    Teacher(meta, 0.5).update(meta, 0)

@@ -208,7 +208,7 @@ class Work:
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.teacher.update(self.model)
+        self.teacher.update(self.model, self.number)
         self.number += 1
         seconds = time.perf_counter() - start
         return seconds, bank.times()["time/search"], bank.times()["time/exchange"]
