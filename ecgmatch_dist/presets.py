@@ -31,16 +31,20 @@ def tuned() -> Config:
         encoder_lr_scale=1.0,
         weight_decay=1e-2,
         schedule="cosine",
-        steps=200,
-        teacher_momentum=0.98,
+        warmup=20,
+        steps=800,
+        labelled_batch=16,
+        teacher_momentum=0.995,
+        teacher_warmup=True,
+        teacher_batchnorm="averaged",
     )
     return Config(
-        method=ECGMatch(neighbours=5, lambda_u=2.0, lambda_f=0.02, query="teacher"),
+        method=ECGMatch(neighbours=5, lambda_u=4.0, lambda_f=0.4, query="teacher"),
         model=Model(width=32),
         augment=Augment(pipeline="mild", labelled="strong"),
         bank=Bank(view="clean"),
         pretrain=start,
-        optim=replace(start, lr=3e-4, steps=300, unlabelled_batch=128, warmup=10),
+        optim=replace(start, steps=500, unlabelled_batch=64, teacher_warmup=False),
         evaluate=Evaluate(every=25, model="teacher"),
     )
 
@@ -50,8 +54,8 @@ def demo() -> Config:
     base = tuned()
     return replace(
         base,
-        pretrain=replace(base.pretrain, steps=300, labelled_batch=32),
-        optim=replace(base.optim, steps=160, labelled_batch=32, unlabelled_batch=96),
+        pretrain=replace(base.pretrain, steps=400, teacher_momentum=0.98),
+        optim=replace(base.optim, steps=200, teacher_momentum=0.98),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
     )
