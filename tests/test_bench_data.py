@@ -24,7 +24,7 @@ def test_the_official_recipe_gives_what_our_preset_gives() -> None:
     x = (np.sin(2 * np.pi * 7 * t) + rng.standard_normal((12, 5000))).astype(np.float32)
     settings = PRESETS["official_code"]
     ours, _ = preprocess(x, 500, settings)
-    assert np.abs(ours - data.official_recipe(x, 500, settings)).max() < 1e-3
+    assert np.abs(ours - data.official_recipe(x, 500, settings, data.design)).max() < 1e-3
 
 
 def test_an_enlarged_database_is_a_database(tmp_path: Path) -> None:
@@ -66,6 +66,8 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
-    assert [row["other"].split()[0].strip(",") for row in rows] == ["filtfilt", "webdataset", "wfdb.rdsamp", "8"]
+    whats = ["preprocessing", "building shards", "building shards", "random batches of 64", "random batches of 64"]
+    assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank"]
+    assert ["designed for each lead" in row["other"] for row in rows[:3]] == [False, True, False]
     assert all(row["ratio"] > 0 for row in rows)
     assert "peak memory" in result.stdout

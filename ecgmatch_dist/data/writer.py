@@ -61,17 +61,18 @@ def build_shard(job: ShardJob, tick: Callable[[int], None] = lambda _: None) -> 
     table, tar = job.folder / f"{job.name}.csv", job.folder / f"{job.name}.tar"
     if table.exists() and (tar.exists() or read_rows(table).empty):
         tick(len(job.refs))
+        kept = len(read_rows(table))
     else:
         # One thread: workers do not fight for cores, and the last bit of a matrix product depends on their number.
         with threadpool_limits(1):
-            _write_shard(job, tick)
-    kept = len(read_rows(table))
+            kept = _write_shard(job, tick)
     if kept == 0:
         return Shard(f"{job.name}.tar", "", 0, 0, len(job.refs))
     return Shard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
 
 
-def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
+def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> int:
+    """Returns the number of recordings kept."""
     rows: list[list[str | int]] = []
     rejects: list[list[str | int]] = []
     tar = job.folder / f"{job.name}.tar"
@@ -98,6 +99,7 @@ def _write_shard(job: ShardJob, tick: Callable[[int], None]) -> None:
     if rejects:
         write_text(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
     write_text(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
+    return len(rows)
 
 
 def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
