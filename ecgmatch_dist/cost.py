@@ -8,7 +8,6 @@ counted on the network itself. Times divide by 60 % of the data sheet's rates: a
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +56,6 @@ class Cluster:
     classes: int
     neighbours: int
     gpu: GPU
-    device: Literal["cuda", "cpu"] = "cuda"
 
     @property
     def labelled(self) -> int:
@@ -148,13 +146,7 @@ def collectives(c: Cluster, shard_group: int) -> list[Collective]:
     network = measure(c.width, c.length, c.classes, c.half)
     statistics = c.classes**2 + c.classes + 1
     out.append(ring("correlation", [8 * statistics] * 2))
-    if c.device == "cuda":  # torch's SyncBatchNorm: all-gather of mean, deviation, count; sum of two gradients
-        sums = ring("batchnorm", [8 * c.width] * NORMS)
-        gathered = (W - 1) * 4 * (2 * c.width + 1) * NORMS
-        near = gathered * (min(G, W) - 1) // max(1, W - 1)
-        out.append(Collective("batchnorm", W, sums.inside + near, sums.between + gathered - near))
-    else:
-        out.append(ring("batchnorm", [8 * (2 * c.width + 1)] * NORMS + [8 * 2 * c.width] * NORMS))
+    out.append(ring("batchnorm", [8 * (2 * c.width + 1)] * NORMS + [8 * 2 * c.width] * NORMS))
     out.append(ring("gradients", [4 * network.parameters]))
     return out
 

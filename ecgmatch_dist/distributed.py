@@ -277,7 +277,7 @@ class _GlobalNorm(torch.autograd.Function):
             # Dummy running statistics of the parameters' type make the kernel return that type for bf16 rows as well.
             mean, var = torch.batch_norm_update_stats(x, torch.zeros_like(weight), torch.ones_like(weight), 0.0)
             mean, var = mean.double(), var.double()
-            sums = torch.cat([n * mean, n * (var + mean**2), sums.new_tensor([n])])
+            sums = torch.cat([n * mean, n * (var + mean**2), sums.new_full((1,), n)])
         sums = all_sum_nograd(sums, group, "batchnorm")
         total = sums[-1]
         mean = sums[:width] / total
@@ -305,14 +305,15 @@ class _GlobalNorm(torch.autograd.Function):
         inner, shift = (-scale * slope).to(weight.dtype), (-scale * offset).to(weight.dtype)
         grad_x = F.batch_norm(x, mean, var, inner, shift, eps=ctx.eps)
         shape = (1, -1) + (1,) * (x.dim() - 2)
-        grad_x.addcmul_(grad, scale.to(grad.dtype).view(shape))
+        grad_x.addcmul_(grad, scale.to(weight.dtype).view(shape))
         return grad_x, grad_weight, grad_bias, None, None
 
 
 class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """nn.BatchNorm1d/2d whose batch is the rows of all ranks, for gloo: same parameters, buffers and state_dict.
+    """nn.BatchNorm1d/2d whose batch is the rows of all ranks: same parameters, buffers and state_dict.
 
-    Ranks may hold different numbers of rows, none included. One rank, or eval mode: torch's own kernel.
+    Ranks may hold different numbers of rows, none included. One rank, or eval mode: torch's own kernel. In place of
+    torch's SyncBatchNorm, which refuses CPUs and on GPUs makes the host wait in every layer, to see who has rows.
     """
 
     group: Group = None
@@ -338,12 +339,10 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
 def convert_batchnorm(model: Module, mode: Literal["global", "local"], group: Group = None) -> Module:
     """The same model with BatchNorm over all ranks' rows ("global"), or unchanged ("local": inexact, no traffic).
 
-    Parameters and buffers are kept, not copied. GPUs get torch's SyncBatchNorm, which refuses CPU tensors.
+    Parameters and buffers are kept, not copied.
     """
     if mode == "local" or world(group) == 1:
         return model
-    if any(p.is_cuda for p in model.parameters()):
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-any-return,no-untyped-call]
     for name, child in list(model.named_modules()):
         if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GlobalBatchNorm):
             assert child.affine, f"{name}: {child} has no weight"

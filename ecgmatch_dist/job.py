@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.bank import MemoryBank, resolve_shard_group
 from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.labels import load_scheme
@@ -20,17 +19,13 @@ from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite
 from ecgmatch_dist.diagnostics import Diagnostics
-from ecgmatch_dist.distributed import Ranks, barrier, convert_batchnorm
+from ecgmatch_dist.distributed import Ranks, barrier
 from ecgmatch_dist.evaluate import Predictions, predict
-from ecgmatch_dist.methods.base import Method, Views
+from ecgmatch_dist.learner import Learner, build_learner
+from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import FullySupervised
-from ecgmatch_dist.methods.registry import build as build_method
-from ecgmatch_dist.model import AttentionCNN, build_model
 from ecgmatch_dist.monitor import Monitor
 from ecgmatch_dist.run import RunFolder
-from ecgmatch_dist.schedule import build_optimizer
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
 from ecgmatch_dist.watchdog import during
 
 LABELLED, UNLABELLED = 1, 2  # the two streams of a seed
@@ -64,8 +59,8 @@ class Best:
 
 
 @dataclass
-class Job:
-    """A run under way."""
+class Job(Learner):
+    """A run under way: what learns, its data, its files."""
 
     config: Config
     ranks: Ranks
@@ -79,12 +74,6 @@ class Job:
     labelled: Stream
     unlabelled: Stream | None
     augment: ECGAugment
-    model: AttentionCNN
-    student: Student
-    teacher: Teacher
-    bank: MemoryBank | None
-    method: Method
-    optimizer: torch.optim.Optimizer
     monitor: Monitor
     checkpointer: Checkpointer
     diagnostics: Diagnostics
@@ -238,24 +227,14 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
     seed = config.seed or split.seed
     dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
-    precision = config.runtime.precision
-    if precision == "auto":
-        precision = "bf16" if ranks.device.type == "cuda" else "fp32"
-
-    model = build_model(len(load_scheme(split.scheme).short), config.model, seed)
-    if start is not None:
-        model.load_state_dict(load_file(start.path / "best.safetensors"))
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
-    method = build_method(config, y_b, len(rows["unlabelled"]), seed)
-    model.auxiliary = method.auxiliary
-    model = convert_batchnorm(model.to(ranks.device, dtype), config.runtime.batchnorm)
+    weights = load_file(start.path / "best.safetensors") if start is not None else None
+    learner = build_learner(config, ranks, y_b, len(rows["unlabelled"]), seed, weights)
     share = (ranks.rank, ranks.world)
-    n_b, n_u = len(rows["labelled"]), len(rows["unlabelled"])
-    labelled = Stream(
-        Loaded(store, rows["labelled"]), np.arange(n_b), config.optim.labelled_batch, 4 * seed + LABELLED, *share
-    )
-    unlabelled, bank = None, None
-    if method.uses_unlabelled:
+    own = Loaded(store, rows["labelled"])
+    labelled = Stream(own, np.arange(len(own.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+    unlabelled = None
+    if learner.method.uses_unlabelled:
         unlabelled = Stream(
             store,
             rows["unlabelled"],
@@ -265,21 +244,10 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
             config.data.window or None,
         )
     monitor = Monitor(folder.path, ranks.main, config.optim.steps)
-    if method.uses_bank:
-        bank = MemoryBank(
-            rows=n_u,
-            dim=config.model.width,
-            classes=y_b.shape[1],
-            k=config.method.neighbours,  # type: ignore[union-attr]  # whoever uses the bank has it
-            batch=config.optim.unlabelled_batch,
-            shard_group=resolve_shard_group(config.bank.shard_group, ranks.world, ranks.local_world),
-            backend=config.bank.backend,
-            device=ranks.device,
-            overlap=config.bank.overlap,
-            timeout_minutes=config.runtime.timeout_minutes,
-        )
-        monitor.say(bank.describe())
+    if learner.bank:
+        monitor.say(learner.bank.describe())
     return Job(
+        **vars(learner),
         config=config,
         ranks=ranks,
         folder=folder,
@@ -292,18 +260,6 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         labelled=labelled,
         unlabelled=unlabelled,
         augment=ECGAugment(config.augment),
-        model=model,
-        student=Student(model, precision, config.runtime.batchnorm, config.runtime.compile),
-        teacher=Teacher(
-            model,
-            config.optim.teacher_momentum,
-            precision,
-            warmup=config.optim.teacher_warmup,
-            batchnorm=config.optim.teacher_batchnorm,
-        ),
-        bank=bank,
-        method=method,
-        optimizer=build_optimizer(config.optim, model),
         monitor=monitor,
         checkpointer=Checkpointer(
             folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}, folder.fence

@@ -27,8 +27,9 @@ from ecgmatch_dist.distributed import Ranks, all_sum_nograd, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.interrupt import Interrupt
 from ecgmatch_dist.job import Job, build
+from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.losses import correlation
-from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.base import Pass, Views
 from ecgmatch_dist.methods.configs import MethodConfig, Supervised
 from ecgmatch_dist.methods.ecgmatch import ECGMatch
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
@@ -57,18 +58,9 @@ def fit(job: Job, interrupt: Interrupt) -> str:
         # this rank's share of the global batch, and the weak and strong views of it
         views = job.views(labelled, unlabelled, job.step)
 
-        # the method: for ECGMatch, the teacher fills the bank and the student asks it for neighbours
-        job.method.prepare(job.step, job.student, job.bank, job.unlabelled_pass)
-        losses = job.method.losses(views, job.student, job.teacher, job.bank)
-
-        # the step
+        # the method's losses, their gradients, the optimiser, the teacher
         rate = learning_rate(config.optim, job.step)
-        set_learning_rate(job.optimizer, rate)
-        job.optimizer.zero_grad(set_to_none=True)
-        with during("gradients"):
-            losses["loss"].backward()  # type: ignore[no-untyped-call]
-        job.optimizer.step()
-        job.teacher.update(job.model, job.step)
+        losses = update(job, views, rate, job.unlabelled_pass)
 
         # what it looked like
         job.step += 1
@@ -92,6 +84,23 @@ def fit(job: Job, interrupt: Interrupt) -> str:
             return "steps" if last else "patience" if patience else "interrupted"
         clock = time.perf_counter()
     raise AssertionError("the stream of batches ended before the last step")
+
+
+def update(learner: Learner, views: Views, rate: float, unlabelled: Pass) -> dict[str, Tensor]:
+    """One step. Returns what the method's `losses` did."""
+    # the method: for ECGMatch, the teacher fills the bank and the student asks it for neighbours
+    student, teacher, bank, optimizer = learner.student, learner.teacher, learner.bank, learner.optimizer
+    learner.method.prepare(views.step, student, bank, unlabelled)
+    losses = learner.method.losses(views, student, teacher, bank)
+
+    # the step
+    set_learning_rate(optimizer, rate)
+    optimizer.zero_grad(set_to_none=True)
+    with during("gradients"):
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    teacher.update(learner.model, views.step)
+    return losses
 
 
 def due(step: int, every: int) -> bool:

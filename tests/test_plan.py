@@ -38,7 +38,7 @@ from ecgmatch_dist.student import Student
 from ecgmatch_dist.teacher import Teacher
 
 H100 = GPUS["h100"]
-SMALL = Cluster(64, 8, 3000, 2, 16, 128, 5, 3, replace(H100, bf16=0), "cpu")
+SMALL = Cluster(64, 8, 3000, 2, 16, 128, 5, 3, replace(H100, bf16=0))
 BIG = Cluster(1024, 8, 100_000_000, 448, 128, 6144, 5, 5, H100)
 
 

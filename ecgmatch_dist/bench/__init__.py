@@ -42,8 +42,8 @@ def main(args: list[str]) -> None:
     tyro.cli(module.main, prog=f"ecgmatch bench {args[0]}", args=args[1:])
 
 
-def interleave(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each way. They take turns, so that a slow moment meets all; the first turn only warms up."""
+def turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each way, turn by turn. They take turns, so that a slow moment meets all; the first turn only warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
         for name, run in ways.items():
@@ -51,7 +51,12 @@ def interleave(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str,
             run()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return seconds
+
+
+def interleave(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each way over its turns."""
+    return {name: statistics.median(times) for name, times in turns(ways, repeats).items()}
 
 
 def faster(what: str, other: str, count: int, ours: float, theirs: float, note: str = "") -> Comparison:

@@ -22,22 +22,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.bank import MemoryBank, step_bytes
+from ecgmatch_dist.bench.methods import CLASSES, Steps
 from ecgmatch_dist.bench.search import random_rows
-from ecgmatch_dist.distributed import all_gather, convert_batchnorm, traffic
+from ecgmatch_dist.distributed import all_gather, rank, traffic, world
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.methods.base import Views
-from ecgmatch_dist.methods.configs import ECGMatch as Settings
-from ecgmatch_dist.methods.ecgmatch import ECGMatch
-from ecgmatch_dist.model import build_model
 from ecgmatch_dist.presets import cpu
-from ecgmatch_dist.schedule import build_optimizer
 from ecgmatch_dist.search import Candidates
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
 
-DIM, CLASSES, K, QUERIES = 128, 5, 5, 448
+DIM, K, QUERIES = 128, 5, 448
 LENGTH = 1024  # of the cpu preset's shards
 CHUNK = 1 << 15  # rows gathered at a time: the bytes are the same, the memory is not
 
@@ -178,38 +171,23 @@ def bench_bytes(rows: tuple[int, ...], world: int, kind: str) -> list[Moved]:
     ]
 
 
-class Work:
-    """Steps of ECGMatch in the cpu preset on signals in memory, with a bank of so many rows."""
+class Work(Steps):
+    """Steps of ECGMatch in the cpu preset, with a bank of so many rows that is searched behind the forward, or in the step."""
 
-    def __init__(self, rank: int, world: int, rows: int) -> None:
-        settings = cpu()
-        self.width, optim = settings.model.width, settings.optim
-        self.B, self.U, self.rows = optim.labelled_batch // world, optim.unlabelled_batch // world, rows
-        self.model = convert_batchnorm(build_model(CLASSES, settings.model, seed=0), "global")
-        self.student, self.teacher = Student(self.model, "fp32"), Teacher(self.model, optim.teacher_momentum)
-        self.generator = torch.Generator().manual_seed(rank)
-        self.x_b, self.x_u = (torch.randn(n, 12, LENGTH, generator=self.generator) for n in (self.B, self.U))
-        self.y_b = (torch.rand(self.B, CLASSES, generator=self.generator) < 0.3).float()
-        self.method = ECGMatch(Settings(), self.y_b, "weak")
-        size = rows, self.width, CLASSES, K, optim.unlabelled_batch, world
-        self.banks = {overlap: MemoryBank(*size, overlap=overlap) for overlap in (False, True)}
+    def __init__(self, rows: int) -> None:
+        config = cpu()
+        super().__init__(config, LENGTH, rows)
+        width, batch, behind = config.model.width, config.optim.unlabelled_batch, self.learner.bank
+        assert behind is not None
+        self.banks = {True: behind, False: MemoryBank(rows, width, CLASSES, K, batch, world(), overlap=False)}
         for bank in self.banks.values():
-            bank.z[:-1] = random_rows(bank.length, self.width, rank)
-        self.optimizer = build_optimizer(optim, self.model)
-        self.augment, self.number = ECGAugment(settings.augment), 0
+            bank.z[:-1] = random_rows(bank.length, width, rank())
 
-    def step(self, overlap: bool) -> tuple[float, float, float]:
+    def timed(self, overlap: bool) -> tuple[float, float, float]:
         """Seconds of a step, and of its search and its exchange."""
         start = time.perf_counter()
-        ids_b, ids_u = (torch.randint(self.rows, (n,), generator=self.generator) for n in (self.B, self.U))
-        views = Views(self.x_b, self.y_b, ids_b, self.x_u, ids_u, self.augment, 1, self.number)
-        bank = self.banks[overlap]
-        losses = self.method.losses(views, self.student, self.teacher, bank)
-        self.optimizer.zero_grad(set_to_none=True)
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.teacher.update(self.model, self.number)
-        self.number += 1
+        bank = self.learner.bank = self.banks[overlap]
+        self.step()
         seconds = time.perf_counter() - start
         return seconds, bank.times()["time/search"], bank.times()["time/exchange"]
 
@@ -219,9 +197,9 @@ def work_process(rank: int, world: int, threads: int, folder: str, rows: int, or
     torch.set_num_threads(threads)
     if world > 1:
         join(rank, world, folder)
-    work = Work(rank, world, rows)
+    work = Work(rows)
     while (overlap := orders.recv()) is not None:
-        orders.send(work.step(overlap))
+        orders.send(work.timed(overlap))
 
 
 def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
