@@ -2,20 +2,23 @@
 
 A checkpoint is a folder `step-000200.1/` (the step, and the generation of the copy that wrote it: fence.py) with
 `state.safetensors` (what all ranks hold alike), one `bank-<first row>.safetensors` per block of the banks, and `state.json`
-(counters, hashes, the size of every file). The folder is written under another name and renamed when every rank has finished;
-the last two are kept. torch.distributed.checkpoint is not used because it loads its metadata with pickle.
+(counters, hashes, the size and checksum of every file and of itself). The folder is written elsewhere and renamed when every
+rank has finished; then the file `latest` names it. The last two are kept. torch.distributed.checkpoint is not used because it
+loads its metadata with pickle.
 """
 
 import json
 import shutil
 import threading
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
@@ -23,7 +26,7 @@ from torch import distributed as dist
 from ecgmatch_dist.distributed import group_beside
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence
-from ecgmatch_dist.files import sync_folder, write_atomic, write_json
+from ecgmatch_dist.files import checksum, sync_folder, write_atomic, write_json, write_text
 from ecgmatch_dist.watchdog import during
 
 KEEP = 2
@@ -112,41 +115,47 @@ class Checkpointer:
         try:
             self._write(*args)
         except Exception as error:
-            self.error = error
+            self.error = self.fence.explain(error) if self.fence else error
 
     def _write(
         self, step: int, state: dict[str, Tensor], first: int, rows: dict[str, Tensor], counters: dict[str, Any]
     ) -> None:
-        name = f"{step:06d}.{self.fence.generation if self.fence else 1}"
-        final, unfinished = self.folder / f"step-{name}", self.folder / f"unfinished-{name}"
+        unfinished = (self.fence.desk if self.fence else self.folder) / f"unfinished-{step:06d}"
         if self.rank == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-        self._meet()
+        self._gather({})
+        mine = {}
         if rows and len(next(iter(rows.values()))):
-            write_atomic(unfinished / f"bank-{first:012d}.safetensors", lambda path: save_file(rows, path))
+            mine[f"bank-{first:012d}.safetensors"] = rows
         if self.rank == 0:
-            write_atomic(unfinished / "state.safetensors", lambda path: save_file(state, path))
-        self._meet()
+            mine["state.safetensors"] = state
+        for name, tensors in mine.items():
+            write_atomic(unfinished / name, partial(save_file, tensors))
+        files = self._gather({name: describe(unfinished / name) for name in mine})
         if self.rank == 0:
-            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-            write_json(
-                unfinished / "state.json", {"step": step, "fits": self.fits, "files": sizes, "counters": counters}
-            )
-            if self.fence:
-                self.fence.check()
-            unfinished.rename(final)
-            sync_folder(self.folder)
-            for old in sorted(self.folder.glob("step-*"), key=generation_and_step)[:-KEEP]:
-                shutil.rmtree(old)
-            for left in self.folder.glob("unfinished-*"):  # by a copy that was killed while it saved
-                if generation_and_step(left) < generation_and_step(final):
-                    shutil.rmtree(left, ignore_errors=True)
+            record = {"step": step, "fits": self.fits, "files": files, "counters": counters}
+            write_json(unfinished / "state.json", record | {"checksum": checksum_of(record)})
+            self._publish(unfinished, f"step-{step:06d}.{self.fence.generation if self.fence else 1}")
 
-    def _meet(self) -> None:
+    def _publish(self, unfinished: Path, name: str) -> None:
+        """Put a checkpoint in its place, point to it, and drop what is too old."""
+        if self.fence:
+            self.fence.check()
+        unfinished.rename(self.folder / name)
+        sync_folder(self.folder)
+        (self.fence.write_text if self.fence else write_text)(self.folder / "latest", f"{name}\n")
+        for old in sorted(self.folder.glob("step-*"), key=generation_and_step)[:-KEEP]:
+            shutil.rmtree(old)
+
+    def _gather(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """The ranks' facts in one; no rank goes on before all have come here."""
+        every: list[dict[str, Any]] = [mine]
         if self.distributed:
+            every *= dist.get_world_size()
             with during("checkpoint"):
-                dist.barrier(group=self.group)
+                dist.all_gather_object(every, mine, group=self.group)
+        return {name: value for facts in every for name, value in sorted(facts.items())}
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole and belongs to this run, and what is to be said about those that are not.
@@ -156,14 +165,14 @@ class Checkpointer:
         notes: list[str] = []
         answer: list[Any] = [None, notes, None]
         if self.rank == 0:
-            for folder in sorted(self.folder.glob("step-*"), key=generation_and_step, reverse=True):
+            for folder in self._candidates(notes):
                 try:
                     answer[0] = (folder.name, self._read(folder))
                     break
                 except UserError as error:
                     answer[2] = str(error)
                     break
-                except (OSError, ValueError, KeyError, SafetensorError) as error:
+                except (OSError, ValueError, KeyError, TypeError) as error:
                     notes.append(f"{folder} is damaged ({error}): trying the one before")
         if self.distributed:
             dist.broadcast_object_list(answer, src=0, group=self.group)
@@ -172,20 +181,45 @@ class Checkpointer:
             raise UserError(refusal)
         return (Checkpoint(self.folder / found[0], found[1]) if found else None), notes
 
+    def _candidates(self, notes: list[str]) -> list[Path]:
+        """What `latest` names and what the folder lists, newest first: a listing can be older than the pointer (NFS), and the
+        pointer older than the listing (a run that was killed between a checkpoint and its pointer)."""
+        found = set(self.folder.glob("step-*"))
+        try:
+            pointed = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
+            generation_and_step(pointed)
+            found.add(pointed)
+        except (OSError, ValueError, IndexError) as error:
+            if found:
+                notes.append(f"{self.folder / 'latest'} names no checkpoint ({error}): trying the newest one there is")
+        return sorted(found, key=generation_and_step, reverse=True)
+
     def _read(self, folder: Path) -> dict[str, Any]:
         record = json.loads((folder / "state.json").read_text())
+        if record.pop("checksum") != checksum_of(record):
+            raise ValueError("state.json has another checksum than when it was written")
         for name, expected in self.fits.items():
             if record["fits"].get(name) != expected:
                 raise UserError(
                     f"{folder}: belongs to another {name} (its hash differs): resume with the same one, "
                     "or give the run another --name or --tag"
                 )
-        for name, size in record["files"].items():
-            if (actual := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {actual} bytes instead of {size}")
-            with safe_open(folder / name, "pt") as file:
-                file.keys()
+        for name, expected in record["files"].items():
+            actual = describe(folder / name)
+            if actual["bytes"] != expected["bytes"]:
+                raise ValueError(f"{name} has {actual['bytes']} bytes instead of {expected['bytes']}")
+            if actual != expected:
+                raise ValueError(f"{name} has another checksum than when it was written")
         return {"step": record["step"], **record["counters"]}
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """By which a file is known again."""
+    return {"bytes": path.stat().st_size, "checksum": checksum(path)}
+
+
+def checksum_of(record: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(record, sort_keys=True).encode()):08x}"
 
 
 def generation_and_step(folder: Path) -> tuple[int, int]:

@@ -5,20 +5,24 @@ copy wins; the older one ends. Nothing here needs locks, which shared file syste
 is a file that only one copy can create, and taking over is a line appended to the older copies' files. A copy looks by
 opening its own file anew, which even NFS answers from the server, while the absence of a file may be a cached memory.
 
-Between the look and the write a copy can be held up for any time. What it then writes late does no harm: checkpoints carry
-the generation in their names, and one of a newer generation is always preferred.
+Between the look and the rename that makes a file visible a copy can be held up for any time. So a copy prepares its files on a
+desk of its own, `copies/<generation>/`, and whoever takes over clears the older copies' desks after it has signed in their
+files: a look that comes later sees the signature, and a rename whose look came earlier finds its file gone.
 """
 
 import datetime
 import json
 import os
+import shutil
 import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files import sync_folder
+from ecgmatch_dist.files import json_text, sync_folder, write_atomic
 
 EVERY = 1.0  # seconds between looks that no write asks for
 
@@ -40,6 +44,11 @@ class Fence:
     def __init__(self, folder: Path, generation: int, looks: bool = True) -> None:
         self.folder, self.generation, self.looks = folder, generation, looks
         self.looked = time.monotonic()
+
+    @property
+    def desk(self) -> Path:
+        """Where this copy prepares what it writes."""
+        return _desk(self.folder, self.generation)
 
     @classmethod
     def take(cls, folder: Path) -> "Fence":
@@ -64,13 +73,18 @@ class Fence:
                 continue
             for number in older:
                 _append(_path(folder, number), record)
+            for number in older:
+                _clear(_desk(folder, number))
+            _desk(folder, newest + 1).mkdir(parents=True)
             sync_folder(place)
             return cls(folder, newest + 1)
 
     def check(self) -> None:
         """Called right before something that was written becomes visible in the run folder."""
-        if not self.looks:
-            return
+        if self.looks:
+            self.look()
+
+    def look(self) -> None:
         self.looked = time.monotonic()
         try:
             records = _read(_path(self.folder, self.generation))
@@ -78,6 +92,33 @@ class Fence:
             raise UserError(f"{self.folder}: the folder was removed while the run was at work") from None
         if newer := [record for record in records if record["generation"] > self.generation]:
             raise Superseded(_message(self.folder, self.generation, newer))
+
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Put a file in its place, unless a newer copy has taken over."""
+        try:
+            write_atomic(path, write, self.check, self.desk)
+        except Exception as error:
+            raise self.explain(error) from error
+
+    def write_text(self, path: Path, text: str) -> None:
+        self.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+    def write_json(self, path: Path, value: Any) -> None:
+        self.write_text(path, json_text(value))
+
+    def explain(self, error: Exception) -> Exception:
+        """Why a write failed: because a newer copy has cleared this one's desk, or for the reason that `error` names."""
+        try:
+            self.look()
+        except UserError as reason:
+            return reason
+        return error
+
+    def leave(self) -> None:
+        """Called by each rank at the end of the run: the last one takes the empty desk away."""
+        for place in (self.desk / "heartbeats", self.desk, self.desk.parent):
+            with suppress(OSError):
+                place.rmdir()
 
     def lost(self) -> str:
         """Why this copy must end, or nothing; looks at most once a second."""
@@ -92,6 +133,21 @@ class Fence:
 
 def _path(folder: Path, number: int) -> Path:
     return folder / "generations" / f"{number:06d}.jsonl"
+
+
+def _desk(folder: Path, number: int) -> Path:
+    return folder / "copies" / f"{number:06d}"
+
+
+def _clear(desk: Path) -> None:
+    """A copy that is still at work may add something meanwhile. NFS keeps a file that a process of this node has open, under
+    another name, until it is closed: nothing can be renamed from there any more, so that is not waited for."""
+    for _ in range(50):
+        shutil.rmtree(desk, ignore_errors=True)
+        if not desk.exists() or all(path.name.startswith(".nfs") for path in desk.rglob("*") if path.is_file()):
+            return
+        time.sleep(0.1)
+    raise UserError(f"{desk}: cannot be removed; does it belong to somebody else?")
 
 
 def _numbers(folder: Path) -> set[int]:

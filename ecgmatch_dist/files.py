@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, write: Callable[[Path], object], check: Callable[[], None] | None = None) -> None:
-    """`write` a temporary file beside `path`, `check` whether that is still wanted, then put it in its place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_atomic(
+    path: Path,
+    write: Callable[[Path], object],
+    check: Callable[[], None] | None = None,
+    desk: Path | None = None,
+) -> None:
+    """`write` a temporary file (on the `desk`, or beside `path`), `check` whether that is still wanted, then put it in its
+    place."""
+    temporary = (desk or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         write(temporary)
         with temporary.open("rb") as file:
@@ -31,9 +38,22 @@ def write_atomic(path: Path, write: Callable[[Path], object], check: Callable[[]
     sync_folder(path.parent)
 
 
-def write_text(path: Path, text: str, check: Callable[[], None] | None = None) -> None:
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), check)
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", check)
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def checksum(path: Path) -> str:
+    """CRC-32 of a file: against damage, not against malice. Other threads run on meanwhile."""
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            value = zlib.crc32(piece, value)
+    return f"{value:08x}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files import write_text
+from ecgmatch_dist.fence import Fence
 
 
 def main(runs: Path = Path("runs"), port: int = 6006, host: str = "127.0.0.1") -> None:
@@ -51,12 +51,12 @@ class Monitor:
             self.handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
             logging.getLogger("ecgmatch_dist").addHandler(self.handler)
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, fence: Fence) -> None:
         """Begin to record behind `step`, the last one that counts: 0, or the checkpoint's."""
         if not self.active:
             return
         self.started = True
-        forget_after(self.folder / "metrics.jsonl", step)
+        forget_after(self.folder / "metrics.jsonl", step, fence)
         self.file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
         # purge_step hides what an interrupted run wrote beyond its last checkpoint: one curve across restarts.
         self.board = SummaryWriter(str(self.folder / "tb"), purge_step=step + 1)
@@ -160,8 +160,9 @@ class Monitor:
             self.file.close()
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Drop the records beyond `step`: the resumed run writes them again. A line cut by a kill is dropped too."""
+def forget_after(path: Path, step: int, fence: Fence) -> None:
+    """Drop the records beyond `step`: the resumed run writes them again. A line cut by a kill is dropped too. It is a new file
+    in any case: what an older copy adds to the one that it has open is seen by nobody."""
     if not path.exists():
         return
     kept = []
@@ -172,7 +173,7 @@ def forget_after(path: Path, step: int) -> None:
             continue
         if record["step"] <= step:
             kept.append(line)
-    write_text(path, "".join(f"{line}\n" for line in kept))
+    fence.write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def memory_gib(device: torch.device) -> float:

@@ -27,7 +27,6 @@ from ecgmatch_dist.distributed import Ranks, all_sum_nograd
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.fence import Fence
-from ecgmatch_dist.files import write_atomic, write_json, write_text
 
 PACKAGES = (
     "torch",
@@ -105,17 +104,16 @@ class RunFolder:
         generation = int(all_sum_nograd(torch.tensor(generation)).item())  # all ranks wait for it here
         self.fence = Fence(self.path, generation, looks=ranks.main)
         if ranks.main:
-            check = self.fence.check
-            write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()}, check)
-            write_json(self.path / "environment.json", environment(ranks.world), check)
-            write_atomic(self.path / "split.json", lambda path: shutil.copyfile(config.split, path), check)
+            self.fence.write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
+            self.fence.write_json(self.path / "environment.json", environment(ranks.world))
+            self.fence.write(self.path / "split.json", lambda path: shutil.copyfile(config.split, path))
 
     def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
         """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""
         state = {name: t for name, t in model.state_dict().items() if not name.startswith("auxiliary.")}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {name: json.dumps(value) for name, value in facts.items()}
-        write_atomic(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata), self.fence.check)
+        self.fence.write(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
 
     def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
         (self.path / "predictions").mkdir(exist_ok=True)
@@ -128,12 +126,12 @@ class RunFolder:
             with path.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
 
-        write_atomic(self.path / name, write, self.fence.check)
+        self.fence.write(self.path / name, write)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the model card, then the result: its presence means that the run is finished."""
-        write_text(self.path / "model_card.md", model_card(result), self.fence.check)
-        write_json(self.path / "result.json", result, self.fence.check)
+        self.fence.write_text(self.path / "model_card.md", model_card(result))
+        self.fence.write_json(self.path / "result.json", result)
 
 
 def start_of(config: Config, split: str, ranks: Ranks) -> Config:

@@ -184,12 +184,12 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     folder.enter(config, ranks)
     job = build(config, ranks, folder, split, start)
     resumed = job.resume()
-    job.monitor.start(job.step)
+    job.monitor.start(job.step, folder.fence)
     if resumed:
         job.monitor.say(f"resumed at step {job.step}")
     interrupt = Interrupt(folder.fence)
     try:
-        with Heartbeat(folder.path, ranks.rank, ranks.world, config.runtime.timeout_minutes, job.monitor.say):
+        with Heartbeat(folder.fence.desk, ranks.rank, ranks.world, config.runtime.timeout_minutes, job.monitor.say):
             reason = job.ended() or fit(job, interrupt)
             if reason == "interrupted":
                 job.checkpointer.wait()
@@ -199,6 +199,7 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     finally:
         interrupt.close()
         job.monitor.close()
+        folder.fence.leave()
     return folder
 
 

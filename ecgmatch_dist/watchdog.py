@@ -1,8 +1,8 @@
 """A heartbeat for every rank: when a collective fails, the ranks that are left say who is missing, and where it was.
 
 Process groups end a collective that waits too long, but know neither names nor steps, and the first rank that gives up looks
-to its neighbours like the one that died. So every rank notes where it is, a thread writes that to the run folder, and
-whoever loses contact reads what the others wrote.
+to its neighbours like the one that died. So every rank notes where it is, a thread writes that to the run's desk (fence.py),
+and whoever loses contact reads what the others wrote. A newer copy of the run clears the desk: an older one's beats end there.
 """
 
 import json
@@ -20,6 +20,9 @@ from typing import Any
 import torch.distributed as dist
 
 SILENT = 3  # periods without a beat after which a rank counts as gone
+LOST = (
+    134  # exit code, as after an abort: the launchers start the run again (launch/site.py), as torchrun does by itself
+)
 
 
 class CollectiveFailed(RuntimeError):
@@ -91,9 +94,9 @@ class Heartbeat:
     """
 
     def __init__(
-        self, run: Path, rank: int, world: int, timeout_minutes: float, say: Callable[[str], None] = print
+        self, desk: Path, rank: int, world: int, timeout_minutes: float, say: Callable[[str], None] = print
     ) -> None:
-        self.folder, self.rank, self.world, self.say = run / "heartbeats", rank, world, say
+        self.folder, self.rank, self.world, self.say = desk / "heartbeats", rank, world, say
         self.timeout = 60 * timeout_minutes
         self.period = min(5.0, self.timeout / 20)
         self.stop = Event()
@@ -101,7 +104,7 @@ class Heartbeat:
 
     def __enter__(self) -> "Heartbeat":
         if self.world > 1:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             here.moved = time.time()
             self._write()
             self.thread.start()
@@ -120,13 +123,12 @@ class Heartbeat:
                 self._write(ended=f"{type(error).__name__}: {error}")
                 return
             self._path(self.rank).unlink(missing_ok=True)
-            with suppress(OSError):  # the others' are still there
-                self.folder.rmdir()
             return
-        message = f"rank {self.rank} lost contact in {collective} at step {here.step}: {self._explain()}"
+        reason, code = self._explain()
+        message = f"rank {self.rank} lost contact in {collective} at step {here.step}: {reason}"
         self.say(message)
         print(f"ecgmatch: {message}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(code)
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"{rank:05d}.json"
@@ -156,8 +158,9 @@ class Heartbeat:
                 beats[rank] = json.loads(self._path(rank).read_text())
         return beats
 
-    def _explain(self) -> str:
-        """Who is gone. A rank that died a moment ago looks alive until its next beat is due."""
+    def _explain(self) -> tuple[str, int]:
+        """Who is gone, and the exit code: an error of a rank's own would only come again if the run were started again. A rank
+        that died a moment ago looks alive until its next beat is due."""
         self.stop.set()
         self.thread.join()
         self._write(ended="")  # lost contact: not the cause
@@ -167,10 +170,12 @@ class Heartbeat:
             causes = [f"rank {r} ended at step {b['step']}: {b['ended']}" for r, b in beats.items() if b["ended"]]
             silent = {r: b for r, b in beats.items() if time.time() - b["time"] > SILENT * self.period}
             gone = [describe(r, b) for r, b in silent.items() if b["ended"] is None]
-            if causes or gone:
-                return "; ".join(causes or gone)
+            if causes:
+                return "; ".join(causes), 1
+            if gone:
+                return "; ".join(gone), LOST
             if time.monotonic() > end:
-                return self._late()
+                return self._late(), LOST
             time.sleep(self.period / 4)
 
     def _late(self) -> str:

@@ -47,27 +47,78 @@ def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010.1", "step-000015.1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000010.1", "step-000015.1"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "json"])
-def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, damage: str) -> None:
+def flip(path: Path, at: int) -> None:
+    """Another value of one bit."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "bank-000000000000.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "middle", "end"])
+def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, name: str, damage: str) -> None:
     save(tmp_path, 5, 1.0)
     checkpointer = save(tmp_path, 10, 2.0)
-    victim = tmp_path / "step-000010.1" / ("state.json" if damage == "json" else "state.safetensors")
+    victim = tmp_path / "step-000010.1" / name
     if damage == "gone":
         victim.unlink()
-    else:
+    elif damage == "cut":
         victim.write_bytes(victim.read_bytes()[:-7])
+    else:
+        flip(victim, victim.stat().st_size // 2 if damage == "middle" else -3)
     found, notes = checkpointer.latest()
     assert found is not None
     assert found.counters["step"] == 5
     assert "step-000010.1 is damaged" in notes[0]
+    assert torch.equal(found.tensors()["student.w"], torch.ones(3))
+
+
+def test_the_pointer_names_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 5)
+    checkpointer = save(tmp_path, 10)
+    assert (tmp_path / "latest").read_text() == "step-000010.1\n"
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))  # a listing that is older than the pointer
+    found, notes = checkpointer.latest()
+    assert found is not None
+    assert (found.folder.name, notes) == ("step-000010.1", [])
+
+
+@pytest.mark.parametrize(
+    ("pointer", "said"),
+    [
+        (None, "latest names no checkpoint"),
+        ("", "latest names no checkpoint"),
+        ("step-0000", "latest names no checkpoint"),
+        ("step-000099.1\n", "step-000099.1 is damaged"),
+    ],
+)
+def test_without_a_good_pointer_the_newest_whole_one_is_taken(tmp_path: Path, pointer: str | None, said: str) -> None:
+    save(tmp_path, 5)
+    checkpointer = save(tmp_path, 10)
+    (tmp_path / "latest").unlink() if pointer is None else (tmp_path / "latest").write_text(pointer)
+    found, notes = checkpointer.latest()
+    assert found is not None
+    assert found.counters["step"] == 10
+    assert len(notes) == 1
+    assert said in notes[0]
+
+
+def test_a_pointer_that_came_too_late_loses_nothing(tmp_path: Path) -> None:
+    """The run was killed between a checkpoint and its pointer."""
+    save(tmp_path, 5)
+    checkpointer = save(tmp_path, 10)
+    (tmp_path / "latest").write_text("step-000005.1\n")
+    found, notes = checkpointer.latest()
+    assert found is not None
+    assert (found.counters["step"], notes) == (10, [])
 
 
 def test_an_unfinished_one_is_not_seen(tmp_path: Path) -> None:
     checkpointer = save(tmp_path, 5)
-    shutil.copytree(tmp_path / "step-000005.1", tmp_path / "unfinished-000010.1")
+    shutil.copytree(tmp_path / "step-000005.1", tmp_path / "unfinished-000010")
     found, _ = checkpointer.latest()
     assert found is not None
     assert found.counters["step"] == 5

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Optim
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence, Superseded
+from ecgmatch_dist.monitor import Monitor
+from ecgmatch_dist.watchdog import Heartbeat
 
 
 def test_the_newer_copy_wins(tmp_path: Path) -> None:
@@ -105,20 +109,78 @@ def test_an_old_copy_saves_nothing(tmp_path: Path) -> None:
     assert found.folder.name == "step-000015.2"
 
 
-def test_what_comes_late_hides_nothing(tmp_path: Path) -> None:
-    """The old copy looks, is held up, and writes when the new one has saved."""
-    held = Fence.take(tmp_path)
-    held.check = lambda: None  # type: ignore[method-assign]  # it has looked before
-    old = Checkpointer(tmp_path / "checkpoints", {}, held)
-    new = Checkpointer(tmp_path / "checkpoints", {}, Fence.take(tmp_path))
-    save(new, 15)
-    save(new, 30)
-    save(old, 40)
-    save(old, 15)
-    found, notes = new.latest()
-    assert found is not None
-    assert (found.folder.name, notes) == ("step-000030.2", [])
-    assert torch.equal(found.tensors()["student.w"], torch.full((3,), 30.0))
+class Held(Fence):
+    """Looks, finds nothing, and is held up until a newer copy has taken over and done something."""
+
+    meanwhile: Callable[[Fence], None]
+
+    def check(self) -> None:
+        super().check()
+        self.meanwhile(Fence.take(self.folder))
+
+
+def held(folder: Path, meanwhile: Callable[[Fence], None]) -> Held:
+    fence = Held(folder, Fence.take(folder).generation)
+    fence.meanwhile = meanwhile
+    return fence
+
+
+def test_a_file_that_comes_late_does_not_come(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    old = held(tmp_path, lambda newer: newer.write_text(path, "of the newer one"))
+    with pytest.raises(Superseded, match="generation 2"):
+        old.write_text(path, "of the older one")
+    assert path.read_text() == "of the newer one"
+    with pytest.raises(Superseded):  # nor does it begin another one
+        old.write_text(path, "of the older one")
+    assert [place.name for place in (tmp_path / "copies").iterdir()] == ["000002"]
+
+
+def test_a_checkpoint_that_comes_late_does_not_come(tmp_path: Path) -> None:
+    def meanwhile(newer: Fence) -> None:
+        new = Checkpointer(tmp_path / "checkpoints", {}, newer)
+        save(new, 15)
+        save(new, 30)
+
+    old = Checkpointer(tmp_path / "checkpoints", {}, held(tmp_path, meanwhile))
+    with pytest.raises(Superseded, match="generation 2"):
+        save(old, 40)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step-000015.2", "step-000030.2"]
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-000030.2\n"
+
+
+def test_a_line_that_comes_late_is_in_no_file(tmp_path: Path) -> None:
+    old = Monitor(tmp_path, active=True, steps=9)
+    old.start(0, Fence.take(tmp_path))
+    old.scalars(1, "train", {"loss": 1.0})
+    new = Monitor(tmp_path, active=True, steps=9)
+    new.start(1, Fence.take(tmp_path))
+    old.scalars(2, "train", {"loss": 2.0})  # it had looked before
+    new.scalars(2, "train", {"loss": 3.0})
+    for monitor in (old, new):
+        monitor.close()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["step"], record["loss"]) for record in records] == [(1, 1.0), (2, 3.0)]
+
+
+def test_an_old_copys_heart_does_not_beat(tmp_path: Path) -> None:
+    old = Fence.take(tmp_path)
+    with Heartbeat(old.desk, 0, 2, 0.2 / 60) as heart:
+        assert heart.period < 0.02
+        newer = Fence.take(tmp_path)
+        time.sleep(0.1)
+        assert not old.desk.exists()
+    newer.leave()
+    assert not (tmp_path / "copies").exists()
+
+
+def test_a_desk_that_cannot_be_cleared_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (Fence.take(tmp_path).desk / "half").touch()
+    monkeypatch.setattr("shutil.rmtree", lambda *args, **options: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(UserError, match="cannot be removed"):
+        Fence.take(tmp_path)
 
 
 def test_two_real_copies(data: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -141,4 +203,5 @@ def test_two_real_copies(data: Path, tmp_path: Path) -> None:  # noqa: F811
     assert "a newer copy of this run has taken over (generation 2" in (tmp_path / "old").read_text()
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in steps if record["kind"] == "train"] == list(range(1, 151))
-    assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".2"}
+    assert {path.suffix for path in (folder / "checkpoints").glob("step-*")} == {".2"}
+    assert not (folder / "copies").exists()

@@ -285,16 +285,6 @@ def test_a_run_waits_for_its_start_as_long_as_that_is_at_work(tmp_path: Path, mo
     train.await_start(config)
 
 
-def test_a_lost_rank_is_told_from_other_errors() -> None:
-    lost = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
-    assert job.lost_a_rank(lost)
-    wrapped = UserError("the checkpoint could not be written")
-    wrapped.__cause__ = lost
-    assert job.lost_a_rank(wrapped)
-    others: list[Any] = [UserError("x"), ValueError("gloo"), RuntimeError("shape mismatch")]
-    assert not any(map(job.lost_a_rank, others))
-
-
 @pytest.mark.parametrize("cluster", ["local", "debug"])
 def test_on_this_machine(data: Path, tmp_path: Path, cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     """One supervised run, on two ranks through submitit's local executor, or in this process."""

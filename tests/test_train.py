@@ -205,6 +205,22 @@ def test_a_killed_run_resumes_to_the_bit(untouched: Config, tmp_path: Path, numb
     assert steps == sorted(steps)  # one curve across the restart
 
 
+def test_one_flipped_bit_in_the_latest_checkpoint_changes_nothing(data: Path, tmp_path: Path) -> None:
+    folder = run(tiny(data, tmp_path, init="scratch"))
+    expected = final_state(folder)
+    (folder / "result.json").unlink()
+    victim = folder / "checkpoints" / "step-000012.1" / "state.safetensors"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    run(tiny(data, tmp_path, init="scratch"))
+    log = (folder / "log.txt").read_text()
+    assert "step-000012.1 is damaged (state.safetensors has another checksum than when it was written)" in log
+    assert "resumed at step 10" in log
+    assert_same_bits(expected, final_state(folder))
+    assert not (folder / "copies").exists()
+
+
 def _train_on_rank(rank: int, world: int, config: Config) -> None:
     torch.set_num_threads(1)
     run(config)

@@ -19,7 +19,7 @@ from ecgmatch_dist.config import Config, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Superseded
 from ecgmatch_dist.launch import slurm
-from ecgmatch_dist.watchdog import lost_peer
+from ecgmatch_dist.watchdog import LOST, failed_collective
 
 PORTS = (20000, 32000)  # below those that the system hands out by itself
 
@@ -47,10 +47,10 @@ class TrainJob:
             print(f"ecgmatch: {error}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         except Exception as error:
-            if not lost_a_rank(error):
+            if not failed_collective(error):
                 raise
             print(f"ecgmatch: another rank is gone: {error}", file=sys.stderr, flush=True)
-            os.abort()  # an end by a signal: the job is queued again (site.py)
+            os._exit(LOST)  # the job is queued again (site.py)
         return self.name
 
     def checkpoint(self) -> Any:
@@ -68,15 +68,6 @@ class TrainJob:
             time.sleep(5)
         if not result.is_file():
             raise UserError(f"{self.start} did not finish, and {self.name} starts from it: submit the sweep again")
-
-
-def lost_a_rank(error: BaseException | None) -> bool:
-    """Whether an error came from a collective whose other ranks were not there any more."""
-    while error is not None:
-        if lost_peer(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def queue_again(rank: int) -> None:

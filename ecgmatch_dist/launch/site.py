@@ -10,6 +10,7 @@ from ecgmatch_dist import recipes
 from ecgmatch_dist.errors import UserError
 
 CRASHES = 10  # how often a job that lost a rank is queued again
+WAIT = 60  # seconds from the end of the first rank to that of the last; who hangs is killed then
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,14 @@ class Site:
             "setup": [*self.setup, "export PYTHONFAULTHANDLER=1 COLUMNS=200"],  # whole lines in the logs
             "teardown": requeue_after_a_crash(folder),
             # srun does not hand the batch job's cores on to its tasks by itself (Slurm 22.05 and later).
-            "srun_args": [f"--cpus-per-task={self.cpus_per_rank}"],
+            "srun_args": [f"--cpus-per-task={self.cpus_per_rank}", f"--wait={WAIT}"],
             "additional_parameters": {"requeue": True, **self.extra},
         }
 
 
 def requeue_after_a_crash(folder: Path) -> list[str]:
     """Shell lines behind srun: a rank that a signal ended (kill -9, out of memory, a watchdog's abort) or that lost another one
-    (job.py) is not the run's fault, and the job goes back into the queue, unless Slurm has started a newer copy of it
+    (watchdog.py) is not the run's fault, and the job goes back into the queue, unless Slurm has started a newer copy of it
     meanwhile. srun's exit code is then above 128; a run's own errors have lower codes, and 255 is submitit's after it has
     queued the job again itself."""
     job = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"

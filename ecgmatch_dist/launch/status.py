@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -119,25 +120,28 @@ def show(rows: list[Row], title: str) -> Table:
     counts: dict[str, int] = defaultdict(int)
     for row in rows:
         counts[row.state.split(" (")[0]] += 1
-    table = Table(
-        title=f"{title}: {', '.join(f'{n} {state}' for state, n in sorted(counts.items()))}", title_justify="left"
-    )
-    for name in ("run", "state", "job", "node", "step", "best MAP", "left", "restarts", "last error"):
+    summary = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+    table = Table(title=f"{title}: {summary}", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    columns = {
+        "run": [row.name for row in rows],
+        "state": [row.state for row in rows],
+        "job": [row.job for row in rows],
+        "node": [row.node for row in rows],
+        "step": [f"{row.step}/{row.steps}" for row in rows],
+        "best MAP": ["" if row.best is None else f"{row.best:.4f}" for row in rows],
+        "left": ["" if row.left is None else duration(row.left) for row in rows],
+        "restarts": [str(row.restarts or "") for row in rows],
+        "last error": [row.error for row in rows],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}  # terminals are narrow
+    for name in columns:
+        least = {"run": 16, "state": 9, "last error": 20}.get(name)
+        right = name in ("step", "best MAP", "left", "restarts")
         table.add_column(
-            name, justify="right" if name in ("step", "best MAP", "left", "restarts") else "left", overflow="fold"
+            name, justify="right" if right else "left", overflow="fold", min_width=least, no_wrap=least is None
         )
-    for row in rows:
-        table.add_row(
-            row.name,
-            row.state,
-            row.job,
-            row.node,
-            f"{row.step}/{row.steps}",
-            "" if row.best is None else f"{row.best:.4f}",
-            "" if row.left is None else duration(row.left),
-            str(row.restarts or ""),
-            row.error,
-        )
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 

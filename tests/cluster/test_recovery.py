@@ -47,17 +47,17 @@ def site(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def submit_one(tmp_path: Path, data: Path, runs: Path, **changes: object) -> str:
+def submit_one(tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> str:
     """Submit one run of ECGMatch; returns its job."""
     (tmp_path / "one.toml").write_text(ONE_RUN)
-    submit(tmp_path / "one.toml", tmp_path, data, runs, **changes)
+    submit(tmp_path / "one.toml", tmp_path, data, runs, set, **changes)
     return str(read_records(sweep.folder_of(runs, "one"))[-1]["job"])
 
 
-def submit(file: Path, tmp_path: Path, data: Path, runs: Path, **changes: object) -> None:
+def submit(file: Path, tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> None:
     place = site(tmp_path, **changes)
     shards, splits = str(data / "shards"), data / "splits"
-    sweep.main(str(file), site=place, shards=shards, splits=splits, runs=runs, set=SET)
+    sweep.main(str(file), site=place, shards=shards, splits=splits, runs=runs, set=set)
 
 
 def wait_for_end(job: str, limit: float = 300) -> None:
@@ -140,6 +140,17 @@ def test_a_killed_rank(lab: Lab, data: Path, reference: Path, runs: Path, tmp_pa
     assert status.collect("one", runs)[-1].restarts == 1
 
 
+def test_a_rank_that_hangs(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    """Nobody dies: a rank stands still, the other one gives up, and Slurm must end the first and queue the job again."""
+    job = submit_one(tmp_path, data, runs, set=(*SET, "runtime.timeout_minutes=0.5"))
+    wait_for_step(runs / ONE, 10)
+    lab.signal({1: lab.ranks(job)[1]}, signal.SIGSTOP)
+    wait_for_end(job)
+    assert "rank 0 lost contact in " in said(runs, job)
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 2
+
+
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_power_cut(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, node: str) -> None:
     job = submit_one(tmp_path, data, runs)
@@ -171,7 +182,7 @@ def test_two_copies_at_once(lab: Lab, data: Path, reference: Path, runs: Path, t
     assert_same_bits(reference / ONE, runs / ONE)
     assert steps_of(runs / ONE) == list(range(1, 61))
     assert generations(runs / ONE) == 2
-    written = {path.name.split(".")[1] for path in (runs / ONE / "checkpoints").iterdir()}
+    written = {path.name.split(".")[1] for path in (runs / ONE / "checkpoints").glob("step-*")}
     assert written == {"2"}  # nothing of the old copy is left, nothing came from it later
 
 
