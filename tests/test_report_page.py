@@ -4,7 +4,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -13,12 +12,12 @@ import numpy as np
 import pytest
 import run_factory as factory
 import tyro
+from browser import CHROMIUM, Browser
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report import build_report, drawing, figures, main
 from ecgmatch_dist.report.build import Workers, read_bench
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -89,6 +88,57 @@ def test_the_page_is_well_formed_and_all_its_links_lead_somewhere(demo: Path, sw
                 assert link[1:] in found.ids, link
             elif link != "data:," and not link.startswith("data:image/png;base64,"):
                 assert (page.parent / unquote(link)).exists(), link
+
+
+class Numbers(HTMLParser):
+    """Where each number in a table leads: the links of its cell, or else of its row's name; and where lists lead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.numbers: list[tuple[str, list[str]]] = []
+        self.lists: dict[str, list[str]] = {}
+        self.cell, self.list = "", ""
+        self.of_row: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        if tag == "tr":
+            self.of_row = []
+        elif tag in ("td", "th"):
+            self.cell, self.links = "", []
+        elif tag == "a":
+            self.links.append(found["href"])
+            self.lists.setdefault(self.list, []).append(found["href"])
+        elif "id" in found:
+            self.list = found["id"]
+
+    def handle_data(self, data: str) -> None:
+        self.cell += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "th":
+            self.of_row = self.links
+        elif tag == "p":
+            self.list = ""
+        elif tag == "td" and re.match(r"[<+−\s]*[\d.]+", self.cell):
+            self.numbers.append((self.cell.strip(), self.links or self.of_row))
+        if tag in ("td", "th"):
+            self.links = []
+
+
+def test_every_number_of_every_table_leads_to_its_runs(demo: Path, sweep: Path) -> None:
+    """At once, or by way of the list of runs under its table; the paper's lead to where the paper is named."""
+    for page, least in ((demo, 60), (sweep, 300)):
+        found = Numbers(page.read_text(encoding="utf-8"))
+        assert len(found.numbers) > least
+        for number, links in found.numbers:
+            assert links, number
+            for link in links:
+                ends = found.lists[link[1:]] if link.startswith("#") and link != "#paper" else [link]
+                for end in ends:
+                    assert end == "#paper" or (page.parent / unquote(end) / "result.json").exists(), (number, link, end)
 
 
 def test_nothing_comes_from_elsewhere(demo: Path, sweep: Path) -> None:
@@ -234,39 +284,27 @@ def test_radar_needs_three_corners_and_draws_them(sweep: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium)")
-@pytest.mark.parametrize("width", [400, 1400])
-def test_in_a_browser(demo: Path, tmp_path: Path, width: int) -> None:
-    """No error on the console, no request but the file's own, tables sort, nothing is wider than the window."""
-    probe = """<script>
-      const head = document.querySelector("#results thead th:nth-child(2) button");
-      const cells = document.querySelectorAll.bind(document, "#results tbody td:nth-child(2)");
-      const column = () => [...cells()].map((cell) => Number(cell.dataset.value));
-      head.click(); const up = column(); head.click(); const down = column();
-      document.title = JSON.stringify({up, down, wide: document.documentElement.scrollWidth, window: innerWidth});
-    </script>"""
-    page = tmp_path / "probe.html"
-    page.write_text(demo.read_text(encoding="utf-8").replace("</body>", f"{probe}</body>"), encoding="utf-8")
-    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    quiet += [
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=2000",
-    ]
-    command = [
-        str(CHROMIUM),
-        *quiet,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        f"--log-net-log={tmp_path / 'net.json'}",
-    ]
-    command += [f"--window-size={width},2000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    state = json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1))  # type: ignore[union-attr]
-    assert state["up"] == sorted(state["up"])
-    assert state["down"] == state["up"][::-1]
-    assert state["wide"] <= state["window"]
-    requested = set(
-        re.findall(r'"url":"([a-z]+:[^"]*)"', (tmp_path / "net.json").read_text(encoding="utf-8", errors="replace"))
-    )
-    assert not {url for url in requested if url.startswith(("http", "ws", "ftp")) and "google" not in url}
+def test_in_a_browser(demo: Path, sweep: Path, tmp_path: Path) -> None:
+    """On a phone and on a desk, light and dark: no complaint, no request, nothing wider than the screen, tables sort,
+    and a number of several runs leads to their list."""
+    sort = """(() => {
+      const table = document.querySelector("#results table"), head = table.querySelectorAll("thead button")[1];
+      const column = () => [...table.tBodies[0].rows].map((row) => Number(row.cells[1].dataset.value));
+      head.click(); const up = column(); head.click(); return [up, column()];
+    })()"""
+    with Browser(tmp_path / "profile") as browser:
+        for page, width, dark in ((demo, 400, False), (demo, 1400, True), (sweep, 400, True), (sweep, 1400, False)):
+            browser.show(page, width, dark)
+            assert browser.evaluate("innerWidth") == width
+            assert browser.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == dark
+            browser.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        up, down = browser.evaluate(sort)
+        assert up == sorted(up)
+        assert down == up[::-1]
+        browser.show(sweep, 400)
+        browser.evaluate("document.querySelector('#evidence a[href*=\"-from-\"]').click()")
+        browser.evaluate("new Promise((done) => setTimeout(done, 300))")
+        assert browser.evaluate("document.querySelector(':target').closest('details').open")
+        assert browser.complaints == []
+        assert {url for url in browser.requests if not url.startswith("data:")} == {demo.as_uri(), sweep.as_uri()}

@@ -1,7 +1,5 @@
 """Tables of how sure one can be: intervals over test recordings, tests over databases and seeds."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ecgmatch_dist.report import names, published
@@ -72,13 +70,16 @@ def difference_cell(
     if not seeds:
         return Cell(MISSING, "missing")
     low, high = interval(np.mean([ours[seed] - theirs[seed] for seed in seeds], axis=0))
-    value = {run.seed: run.test[metric.key] for run in study.runs(control, column)}
-    other = {run.seed: run.test[metric.key] for run in study.runs(row, column)}
-    pairs = [value[s] - other[s] for s in seeds if value[s] is not None and other[s] is not None]
-    if not pairs:
+    found = [
+        pair
+        for pair in pairs(study, control, row, column, lambda run, key: run.test[key], metric.key)
+        if pair[0].seed in seeds
+    ]
+    if not found:
         return Cell(MISSING, "missing")
-    mean = float(np.mean(pairs))
-    return Cell(f"{signed(mean)} [{signed(low)}, {signed(high)}]", "value", mean, strong=low > 0 or high < 0)
+    mean = float(np.mean([a.test[metric.key] - b.test[metric.key] for a, b in found]))
+    text, runs = f"{signed(mean)} [{signed(low)}, {signed(high)}]", tuple(run for pair in found for run in pair)
+    return Cell(text, "value", mean, strong=low > 0 or high < 0, runs=runs, listed=True)
 
 
 def complete(study: Study, value: Lookup) -> tuple[list[Row], dict[str, st.Array]]:
@@ -103,7 +104,7 @@ def ranked(study: Study, value: Lookup) -> tuple[list[Row], dict[str, st.Friedma
 
 def friedman_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
     """F_F of each metric with its critical value, and the paper's for protocols that it has."""
-    k, n = len(rows), len(study.columns)
+    k, n, runs = len(rows), len(study.columns), runs_of(study, rows)
     has_paper = study.protocol in ("within", "cross")
     header = [
         "Metric",
@@ -116,14 +117,12 @@ def friedman_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman])
     lines: list[list[str | Cell]] = []
     for metric in names.METRICS:
         test = tests[metric.key]
-        line: list[str | Cell] = [metric.label, Cell(f"{test.f:.4f}", "value", test.f, strong=test.rejected)]
-        line += [f"{test.f_tied:.4f}", f"{test.critical:.4f}", probability(test.p)]
+        line: list[str | Cell] = [metric.label, derived(f"{test.f:.4f}", test.f, runs, test.rejected)]
+        line += [derived(f"{x:.4f}", x, runs) for x in (test.f_tied, test.critical)]
+        line.append(derived(probability(test.p), test.p, runs))
         if has_paper:
             theirs = st.friedman(published.comparison(study.protocol, metric.key), metric.greater_is_better)
-            line += [
-                Cell(f"{published.printed_f(study.protocol, metric.key):.4f}", "paper"),
-                Cell(f"{theirs.f:.4f}", "paper"),
-            ]
+            line += [Cell(f"{x:.4f}", "paper", x) for x in (published.printed_f(study.protocol, metric.key), theirs.f)]
         lines.append(line)
     left = [row.label for row in study.rows if row not in rows]
     note = (
@@ -139,7 +138,7 @@ def friedman_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman])
 
 def ranks_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
     """Mean rank of each method; bold where it is beyond the control's critical difference."""
-    k, n = len(rows), len(study.columns)
+    k, n, runs = len(rows), len(study.columns), runs_of(study, rows)
     control = next((i for i, row in enumerate(rows) if row.key == names.CONTROL), None)
     critical = st.bonferroni_dunn(k, n)
     lines: list[list[str | Cell]] = []
@@ -148,7 +147,7 @@ def ranks_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) ->
         for metric in names.METRICS:
             rank = tests[metric.key].ranks
             beyond = control is not None and bool(rank[i] - rank[control] >= critical)
-            line.append(Cell(f"{rank[i]:.2f}", "value", float(rank[i]), strong=beyond))
+            line.append(derived(f"{rank[i]:.2f}", float(rank[i]), runs, beyond))
         lines.append(line)
     note = "1 is the best." + (
         f" Bold: worse than {names.method(names.CONTROL)} by the critical difference or more."
@@ -162,13 +161,13 @@ def ranks_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) ->
 
 def nemenyi_table(study: Study, rows: list[Row], tests: dict[str, st.Friedman]) -> Table:
     """p-values of all pairs, one block a metric."""
-    blocks = []
+    blocks, runs = [], runs_of(study, rows)
     for metric in names.METRICS:
         p = st.nemenyi_p(tests[metric.key].ranks, len(study.columns))
         lines: list[list[str | Cell]] = []
         for i, row in enumerate(rows):
             cells = [
-                Cell("" if i == j else probability(x), "value", float(x), strong=bool(x < st.ALPHA))
+                Cell("") if i == j else derived(probability(x), float(x), runs, bool(x < st.ALPHA))
                 for j, x in enumerate(p[i])
             ]
             lines.append([row.label, *cells])
@@ -188,16 +187,21 @@ def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
     lines: list[list[str | Cell]] = [[row.label] for row in others]
     sizes = []
     for metric in names.METRICS:
-        pairs = [paired(study, control, row, lambda run, key=metric.key: value(run, key)) for row in others]  # type: ignore[misc]
-        raw = [st.wilcoxon(*pair) if len(pair[0]) >= ENOUGH else np.nan for pair in pairs]
-        known = [i for i, p in enumerate(raw) if np.isfinite(p)]
-        adjusted = dict(zip(known, st.holm([raw[i] for i in known]), strict=True))
-        sizes += [len(pair[0]) for pair in pairs]
+        matched = [
+            [p for c in study.columns for p in pairs(study, control, row, c, value, metric.key)] for row in others
+        ]
+        sizes += [len(found) for found in matched]
+        enough = {i: found for i, found in enumerate(matched) if len(found) >= ENOUGH}
+        raw = [
+            st.wilcoxon(*np.array([[value(run, metric.key) for run in pair] for pair in found], float).T)
+            for found in enough.values()
+        ]
+        adjusted = dict(zip(enough, st.holm(raw), strict=True))
+        # Holm's adjustment looks at all methods: so each p comes from the runs of all.
+        used = tuple({run.folder: run for found in enough.values() for pair in found for run in pair}.values())
         for i, line in enumerate(lines):
             p = adjusted.get(i)
-            line.append(
-                Cell(MISSING, "missing") if p is None else Cell(probability(p), "value", p, strong=p < st.ALPHA)
-            )
+            line.append(Cell(MISSING, "missing") if p is None else derived(probability(p), p, used, p < st.ALPHA))
     if max(sizes) < ENOUGH:
         return None
     note = (
@@ -213,18 +217,21 @@ def wilcoxon_table(study: Study, value: Lookup) -> Table | None:
     )
 
 
-def paired(study: Study, control: Row, other: Row, value: Callable[[Run], float | None]) -> tuple[st.Array, st.Array]:
-    """Values of both methods wherever both have a run of the same database and seed."""
-    ours, theirs = [], []
-    for column in study.columns:
-        first = {run.seed: value(run) for run in study.runs(control, column)}
-        second = {run.seed: value(run) for run in study.runs(other, column)}
-        for seed in sorted(set(first) & set(second)):
-            a, b = first[seed], second[seed]
-            if a is not None and b is not None:
-                ours.append(a)
-                theirs.append(b)
-    return np.array(ours), np.array(theirs)
+def pairs(study: Study, control: Row, other: Row, column: Column, value: Lookup, metric: str) -> list[tuple[Run, Run]]:
+    """Runs of both methods with the same seed, where both have a value."""
+    first, second = (
+        {run.seed: run for run in study.runs(row, column) if value(run, metric) is not None} for row in (control, other)
+    )
+    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+
+
+def runs_of(study: Study, rows: list[Row]) -> tuple[Run, ...]:
+    return tuple(run for row in rows for column in study.columns for run in study.runs(row, column))
+
+
+def derived(text: str, value: float, runs: tuple[Run, ...], strong: bool = False) -> Cell:
+    """A number that is made from all of `runs` together."""
+    return Cell(text, "value", value, strong=strong, runs=runs, listed=True)
 
 
 def probability(p: float) -> str:

@@ -23,9 +23,11 @@ Sizes = dict[str, dict[str, dict[str, int]]]
 class Facts:
     """Sentences and lists for the top of the page."""
 
-    lede: list[str]
+    lede: list[tuple[str, str]]
+    """Sentences, each with the key of the table that its numbers are from."""
     run: list[tuple[str, str]]
-    data: list[list[str]]
+    data: list[tuple[Run, list[str]]]
+    """A line for each database, and the run whose split was counted."""
     missing: list[str]
     unlike: list[str]
     """Settings that are not the paper's."""
@@ -59,7 +61,7 @@ def sizes_of(study: Study, column: Column, sizes: Sizes) -> dict[str, dict[str, 
 def gather(runs: list[Run], studies: list[Study], sizes: Sizes, assessed: Assessments) -> Facts:
     main = [study for study in studies if study.kind == "main"]
     return Facts(
-        lede=[sentence for study in main if (sentence := headline(study, assessed))],
+        lede=[(sentence, study.key) for study in main if (sentence := headline(study, assessed))],
         run=what_was_run(runs),
         data=[data_row(study, column, sizes) for study in main for column in study.columns],
         missing=what_is_missing(runs, main),
@@ -153,12 +155,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.1f} minutes"
 
 
-def data_row(study: Study, column: Column, sizes: Sizes) -> list[str]:
+def data_row(study: Study, column: Column, sizes: Sizes) -> tuple[Run, list[str]]:
     """Protocol, databases, label scheme, signal, recordings in the four parts."""
-    parts = sizes_of(study, column, sizes).values()
-    signal = sorted({run.signal for row in study.rows for run in study.runs(row, column)} - {""})
+    runs = [run for row in study.rows for run in study.runs(row, column)]
+    parts = sizes[runs[0].split_sha256].values()
+    signal = sorted({run.signal for run in runs} - {""})
     counts = [f"{sum(of[part] for of in parts):,}" if parts else "–" for part in PARTS]
-    return [study.title, column.label, column.scheme, "; ".join(signal) or "not recorded", *counts]
+    return runs[0], [study.title, column.label, column.scheme, "; ".join(signal) or "not recorded", *counts]
 
 
 def what_is_missing(runs: list[Run], main: list[Study]) -> list[str]:

@@ -1,6 +1,7 @@
 """Figures of one run, or of one run of each method on the same split, from what their folders hold."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,6 +18,8 @@ POINTS = 250
 """Points a drawn curve keeps: more cannot be seen and make the page slow."""
 FEW = 10
 """Classes up to which there is room for numbers and legends."""
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.02)}
+"""A legend's place: among the curves it would cover some."""
 WEIGHTS = ("validation:weight", "train:agreement")
 """How much pseudo-labels count, by class: methods in general, and ECGMatch's agreement of neighbours."""
 HIDDEN = ("hidden/", "pseudo/")
@@ -44,7 +47,7 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
     shown = [bool(scores), bool(parts), bool(weight)]
     if not any(shown):
         return None
-    figure, axes = panels(sum(shown), 3, 3.8, 3.0, below=0.3 * bool(scores))
+    figure, axes = panels(sum(shown), 3, 4.1, 3.0, (0.5, 0.5, 0.95, 0.36), below=0.3 * bool(scores))
     rest = iter(axes)
     if scores:
         axis = next(rest)
@@ -72,7 +75,7 @@ def training(runs: Sequence[Run], chosen: Run) -> Figure | None:
             )
         axis.set_title(f"{title}, {names.method(chosen.method)}")
         if len(group) <= FEW:
-            axis.legend()
+            axis.legend(**BESIDE)
     for axis in axes:
         axis.set_xlabel("step")
     return figure
@@ -91,7 +94,7 @@ def pseudo(runs: Sequence[Run], chosen: Run) -> Figure | None:
     shown = [any(totals.values()), bool(of_class)]
     if not any(shown):
         return None
-    figure, axes = panels(sum(shown), 2, 4.6, 3.0)
+    figure, axes = panels(sum(shown), 2, 6.1, 3.0, (0.5, 0.5, 1.85, 0.36))
     rest = iter(axes)
     if shown[0]:
         axis = next(rest)
@@ -107,14 +110,14 @@ def pseudo(runs: Sequence[Run], chosen: Run) -> Figure | None:
                     lw=1.4,
                 )
         axis.set_title("Pseudo-labels against hidden labels")
-        axis.legend()
+        axis.legend(**BESIDE)
     if of_class:
         axis = next(rest)
         for i, (name, curve) in enumerate(of_class.items()):
             axis.plot(*smooth(curve), color=colour(i), label=name, lw=1.4)
         axis.set_title(f"By class, {names.method(chosen.method)}")
         if len(of_class) <= FEW:
-            axis.legend()
+            axis.legend(**BESIDE)
     for axis in axes:
         axis.set_xlabel("step")
     return figure
@@ -157,7 +160,7 @@ def roc_pr(run: Run) -> Figure:
         (pr, "Precision-recall (average precision)", "recall", "precision"),
     ):
         axis.set(title=title, xlabel=x_label, ylabel=y_label, xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
-        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=8 if len(run.classes) < 15 else 6)
+        axis.legend(**BESIDE, fontsize=8 if len(run.classes) < 15 else 6)
     return figure
 
 

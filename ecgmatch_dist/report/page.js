@@ -1,4 +1,4 @@
-// Tables sort by a click on a column's name; folded parts open for printing.
+// Tables sort by a click on a column's name; folded parts open for a link into them, and for printing.
 document.addEventListener("click", (event) => {
   const button = event.target.closest("thead button");
   if (!button) return;
@@ -18,5 +18,10 @@ document.addEventListener("click", (event) => {
   const known = rows.filter(([k]) => k === k && k !== "–"), unknown = rows.filter(([k]) => !(k === k && k !== "–"));
   known.sort(([a], [b]) => (down ? -compare(a, b) : compare(a, b)));
   body.append(...[...known, ...unknown].map(([, row]) => row));
+});
+addEventListener("hashchange", () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target?.closest("details"); part; part = part.parentNode.closest("details")) part.open = true;
+  target?.scrollIntoView();
 });
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,12 @@ class Cell:
     runs: tuple[Run, ...] = ()
     lacking: tuple[int, ...] = ()
     """Seeds that other rows of the column have."""
+    listed: bool = False
+    """Made from all its runs together: the page names them under the table, not in the cell."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(run.folder for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,13 @@ class Table:
     title: str
     note: str
     blocks: tuple[Block, ...]
+
+    @property
+    def sources(self) -> dict[tuple[Path, ...], tuple[str, tuple[Run, ...]]]:
+        """The sets of runs behind listed cells: an anchor of the page, and the runs."""
+        cells = (cell for block in self.blocks for row in block.rows for cell in row)
+        found = {cell.folders: cell.runs for cell in cells if cell.listed and len(cell.runs) > 1}
+        return {folders: (f"{self.key}-from-{i}", runs) for i, (folders, runs) in enumerate(found.items())}
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,7 @@ def paper_cells(ours: Cell, paper: Value | None) -> list[Cell]:
     if ours.value is None:
         return [beside, Cell("", "difference")]
     difference = ours.value - paper.mean
-    return [beside, Cell(signed(difference), "difference", difference)]
+    return [beside, Cell(signed(difference), "difference", difference, runs=ours.runs, listed=True)]
 
 
 def signed(value: float) -> str:
