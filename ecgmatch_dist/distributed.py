@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
 from torch.autograd.function import once_differentiable
@@ -91,6 +92,12 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torc
     if count > 1 and local_rank >= count:
         raise UserError(f"local rank {local_rank}, but {count} GPUs on this node: start at most {count} ranks a node")
     return torch.device("cuda", local_rank if count > 1 else 0)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device, through pinned memory: from any other the host would wait for what the GPU still has to do."""
+    t = torch.from_numpy(array)
+    return (t.pin_memory() if device.type == "cuda" else t).to(device, non_blocking=True)
 
 
 @contextmanager

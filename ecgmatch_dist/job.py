@@ -19,7 +19,7 @@ from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite
 from ecgmatch_dist.diagnostics import Diagnostics
-from ecgmatch_dist.distributed import Ranks, barrier
+from ecgmatch_dist.distributed import Ranks, barrier, to_device
 from ecgmatch_dist.evaluate import Predictions, predict
 from ecgmatch_dist.learner import Learner, build_learner
 from ecgmatch_dist.methods.base import Views
@@ -104,8 +104,7 @@ class Job(Learner):
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         device = self.ranks.device
-        ids = torch.from_numpy(batch.ids).to(device, non_blocking=True)
-        return ids, torch.from_numpy(batch.x).to(device, non_blocking=True).to(self.dtype)
+        return to_device(batch.ids, device), to_device(batch.x, device).to(self.dtype)
 
     def save(self) -> None:
         """Everything that the next step depends on, behind the next steps."""

@@ -1,11 +1,9 @@
 """World size changes speed, never meaning: W ranks against one process on everything a run computes.
 
-Dropout and augmentation are on. Part of the step on `meta`: nothing in it waits for the device, but what docs/exactness.md
-lists.
+Dropout and augmentation are on.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -250,54 +248,3 @@ def test_local_batchnorm_is_another_run(shards: Path) -> None:
 
     assert error("global") < 1e-12
     assert error("local") > 1e-2
-
-
-# No hidden host synchronisation
-
-
-@pytest.fixture
-def autocast_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`meta` has no autocast to be switched off; that is a switch of the host."""
-    monkeypatch.setattr(torch, "autocast", lambda device, **options: nullcontext())
-
-
-def meta_step(rows: int, batch: int) -> tuple[dict[str, Tensor], torch.nn.Module]:
-    """One whole step of ECGMatch on `meta`, where every attempt to read a number raises."""
-    meta = torch.device("meta")
-    model = build_model(C, Model(width=D, heads=2), seed=1).to(meta)
-    student, teacher = Student(model, "fp32"), Teacher(model, 0.999)
-    labels = torch.empty(40, C, device=meta)
-    method = ECGMatch(Settings(neighbours=K), labels, "weak")
-    bank = MemoryBank(rows, D, C, K, batch, backend="torch", device=meta, overlap=True)
-    optimizer = build_optimizer(Optim(), model)
-    ids_b, ids_u = (torch.empty(n, dtype=torch.int64, device=meta) for n in (8, batch))
-    x_b, x_u = (torch.empty(n, 12, 128, device=meta) for n in (8, batch))
-    views = Views(x_b, labels[ids_b], ids_b, x_u, ids_u, ECGAugment(Augment()), 1, step=1)
-    losses = method.losses(views, student, teacher, bank)
-    optimizer.zero_grad(set_to_none=True)
-    losses["loss"].backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    teacher.update(model, 0)
-    return losses, model
-
-
-def test_the_step_reads_nothing_from_the_device(autocast_on_meta: None) -> None:
-    """A bank of at most K + 8 rows has no candidates to doubt: the whole step runs as it is, search included."""
-    losses, model = meta_step(rows=K + 8, batch=K + 8)
-    assert losses["loss"].device.type == "meta"
-    assert all(p.grad is not None for p in model.parameters())
-
-
-def test_but_for_the_search_s_doubt_about_ties(autocast_on_meta: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a larger bank one number is read a step: how many queries must be searched again in fp64."""
-    with pytest.raises(NotImplementedError, match=r"torch\.nonzero"):
-        meta_step(rows=301, batch=16)
-    read: list[tuple[int, ...]] = []
-
-    def none(mask: Tensor) -> Tensor:
-        read.append(tuple(mask.shape))
-        return torch.empty(0, mask.ndim, dtype=torch.int64, device=mask.device)
-
-    monkeypatch.setattr(Tensor, "nonzero", none)
-    meta_step(rows=301, batch=16)
-    assert read == [(16,)]

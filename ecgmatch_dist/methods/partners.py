@@ -31,7 +31,7 @@ def partners(tensors: Sequence[Tensor], sizes: Sequence[int], seed: int, step: i
     permutation = Permutation(n * world, seed, step, part=1)
     wanted = [place[permutation(numbers[r])] for r in range(world)]  # of each rank, where its partners are
     if world == 1:
-        return [tensor[torch.from_numpy(wanted[0]).to(tensor.device)] for tensor in tensors]
+        return [tensor[distributed.to_device(wanted[0], tensor.device)] for tensor in tensors]
 
     send = np.concatenate([w[w // n == rank] % n for w in wanted])
     send_sizes = [int((w // n == rank).sum()) for w in wanted]
@@ -41,9 +41,9 @@ def partners(tensors: Sequence[Tensor], sizes: Sequence[int], seed: int, step: i
     back[order] = np.arange(n)
     out = []
     for tensor in tensors:
-        rows = tensor.detach()[torch.from_numpy(send).to(tensor.device)].contiguous()
+        rows = tensor.detach()[distributed.to_device(send, tensor.device)].contiguous()
         arrived = torch.empty_like(tensor)
         dist.all_to_all_single(arrived, rows, receive_sizes, send_sizes)
         distributed.traffic.add("partners", (n - receive_sizes[rank]) * (tensor.nbytes // n))
-        out.append(arrived[torch.from_numpy(back).to(tensor.device)])
+        out.append(arrived[distributed.to_device(back, tensor.device)])
     return out

@@ -27,10 +27,11 @@ class PercentMatch(Simple):
 
     def __init__(self, settings: Settings, labels: Tensor, rows: int, steps: int) -> None:
         self.settings, self.steps = settings, steps
-        self.prior = labels.double().mean(0)
+        self.prior: list[float] = labels.double().mean(0).tolist()
         self.Q = Table(rows, labels.shape[1], 0.0, torch.float64, labels.device)
         self.labelled = torch.zeros(0, 2, labels.shape[1], dtype=torch.float64, device=labels.device)  # scores, labels
-        self.tau = torch.stack([torch.zeros_like(self.prior), torch.ones_like(self.prior)])  # tau-, tau+
+        none = self.labelled.new_zeros(labels.shape[1])
+        self.tau = torch.stack([none, none + 1])  # tau-, tau+
         self.fresh = True
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
@@ -44,7 +45,7 @@ class PercentMatch(Simple):
         """New thresholds from the scores, smoothed with the old ones."""
         a = self.settings
         new = torch.empty_like(self.tau)
-        for c, prior in enumerate(self.prior.tolist()):
+        for c, prior in enumerate(self.prior):
             if a.score_source == "unlabelled_marginal":  # of all scores, the share that is expected on each side
                 low = high = self.Q.values[:, c]
                 scaled = a.percentile == "prior_scaled"

@@ -40,7 +40,7 @@ class SoftMatch(Simple):
     def update(self, p: Tensor) -> Tensor:
         """Take in the global batch, then give the weights [U, C] of this rank's rows."""
         m = self.settings.momentum
-        n = all_sum_nograd(p.new_tensor([len(p)]))
+        n = all_sum_nograd(p.new_full((1,), len(p)))
         mean_p = all_sum_nograd(p.sum(0)) / n
         self.mean_p = torch.where(self.mean_p < 0, mean_p, m * self.mean_p + (1 - m) * mean_p)
         sure = confidence(self.align(p))
