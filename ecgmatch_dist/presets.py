@@ -39,12 +39,12 @@ def tuned() -> Config:
         teacher_batchnorm="averaged",
     )
     return Config(
-        method=ECGMatch(neighbours=5, lambda_u=4.0, lambda_f=0.4, query="teacher"),
+        method=ECGMatch(neighbours=5, lambda_u=4.0, lambda_f=0.02, similarity="expected", query="teacher"),
         model=Model(width=32),
         augment=Augment(pipeline="mild", labelled="strong"),
         bank=Bank(view="clean"),
         pretrain=start,
-        optim=replace(start, steps=500, unlabelled_batch=64, teacher_warmup=False),
+        optim=replace(start, steps=200, unlabelled_batch=64, teacher_warmup=False),
         evaluate=Evaluate(every=25, model="teacher"),
     )
 
@@ -55,7 +55,7 @@ def demo() -> Config:
     return replace(
         base,
         pretrain=replace(base.pretrain, steps=400, teacher_momentum=0.98),
-        optim=replace(base.optim, steps=200, teacher_momentum=0.98),
+        optim=replace(base.optim, steps=160, teacher_momentum=0.98),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
     )
