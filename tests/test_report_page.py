@@ -128,9 +128,13 @@ class Numbers(HTMLParser):
             self.links = []
 
 
-def test_every_number_of_every_table_leads_to_its_runs(demo: Path, sweep: Path) -> None:
+def test_every_number_of_every_table_leads_to_its_runs(demo: Path, sweep: Path, tmp_path: Path) -> None:
     """At once, or by way of the list of runs under its table; the paper's lead to where the paper is named."""
-    for page, least in ((demo, 60), (sweep, 300)):
+    for seed in (19, 20):
+        factory.write_run(tmp_path / "runs", seed=seed, sizes=9717)
+    whole = build_report(tmp_path / "runs", tmp_path / "report", replicates=10)
+    assert "#paper" in Page(whole.read_text(encoding="utf-8")).links
+    for page, least in ((demo, 60), (sweep, 300), (whole, 60)):
         found = Numbers(page.read_text(encoding="utf-8"))
         assert len(found.numbers) > least
         for number, links in found.numbers:

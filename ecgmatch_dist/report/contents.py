@@ -89,7 +89,7 @@ RESULTS = (
     "Bold: the best of our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. – : no run."
 )
 STUDIED = (
-    "What the test part says of other settings. To decide which to use, look at validation data (`ecgmatch choose`), not here: "
+    "What the test part says of other settings. To decide which to use, look at validation data (ecgmatch choose), not here: "
     "a setting that is chosen on the test part has seen it."
 )
 CLOSER = (

@@ -35,6 +35,7 @@ def critical_difference(rows: Sequence[Row], tests: dict[str, Friedman], n: int)
         axis.scatter(ranks[order], height, c=[method_colour(rows[i].key) for i in order], s=28, zorder=3)
         axis.set_yticks(height, [rows[i].label for i in order])
         axis.set_xlim(0.8, k + 0.2)
+        axis.set_ylim(-0.5, k - 0.5)
         axis.set_xticks(range(1, k + 1))
         axis.set_title(metric.label)
         axis.grid(False)
@@ -87,7 +88,7 @@ def radar(study: Study, value: Lookup) -> Figure | None:
             side = np.cos(angle)
             text.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(pipelines))
+    figure.legend(handles, labels, loc="lower left", ncols=len(pipelines))
     return figure
 
 
@@ -112,7 +113,7 @@ def sensitivity(study: Study, points: dict[float, Row], label: str, value: Looku
     for axis in axes[3:]:
         axis.set_xlabel(label)
     handles = [Line2D([], [], color=colour(i), marker="o", ms=3.5) for i in range(len(study.columns))]
-    figure.legend(handles, [c.label for c in study.columns], loc="lower center", ncols=min(6, len(study.columns)))
+    figure.legend(handles, [c.label for c in study.columns], loc="lower left", ncols=min(6, len(study.columns)))
     return figure
 
 

@@ -190,7 +190,7 @@ def decision_curves(run: Run) -> Figure:
         axis.plot(at, net_benefit(labels[:, c], p[:, c], at), color=colour(c), label="model")
         axis.set(title=name, ylim=(-0.25 * prevalence - 0.01, 1.1 * prevalence + 0.01), xlim=(0, 1))
     axes[0].set(xlabel="threshold probability", ylabel="net benefit")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower left", ncols=3)
     return figure
 
 

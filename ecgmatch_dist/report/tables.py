@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,7 @@ class Table:
     note: str
     blocks: tuple[Block, ...]
 
-    @property
+    @cached_property
     def sources(self) -> dict[tuple[Path, ...], tuple[str, tuple[Run, ...]]]:
         """The sets of runs behind listed cells: an anchor of the page, and the runs."""
         cells = (cell for block in self.blocks for row in block.rows for cell in row)
