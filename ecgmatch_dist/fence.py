@@ -7,7 +7,8 @@ opening its own file anew, which even NFS answers from the server, while the abs
 
 Between the look and the rename that makes a file visible a copy can be held up for any time. So a copy prepares its files on a
 desk of its own, `copies/<generation>/`, and whoever takes over clears the older copies' desks after it has signed in their
-files: a look that comes later sees the signature, and a rename whose look came earlier finds its file gone.
+files: a look that comes later sees the signature, and a rename whose look came earlier finds its file gone. (A checkpoint is a
+folder, which a rename can catch while it is being cleared: it lacks files then, and is passed over as damaged.)
 """
 
 import datetime
