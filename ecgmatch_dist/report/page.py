@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -41,7 +42,7 @@ def write_page(
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["link"] = lambda folder: link(folder, out)
+    environment.filters["link"] = cache(lambda folder: link(folder, out))
     environment.filters["inside"] = lambda folder: Path(os.path.relpath(folder, runs_folder)).as_posix()
     environment.filters["svg"] = lambda key: Markup(drawn[key].svg)
     main = main_settings(runs)
