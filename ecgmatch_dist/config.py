@@ -157,7 +157,7 @@ class Runtime:
     batchnorm: Literal["global", "local"] = "global"
     """Statistics over the global batch (exact) or over a rank's share (faster, inexact)."""
     compile: bool = False
-    """torch.compile the student."""
+    """torch.compile the student's training forward; docs/gpus.md says what it leaves out."""
     threads: int = 0
     """Computing threads a rank; 0: the cores of the machine divided by its ranks."""
     readers: int = 2

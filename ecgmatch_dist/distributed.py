@@ -331,6 +331,10 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or world(self.group) == 1:
             return super().forward(input)
+        return self._over_ranks(input)  # type: ignore[no-any-return]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler does not know its kernels
+    def _over_ranks(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         out, mean, var, total = _GlobalNorm.apply(input, self.weight, self.bias, self.eps, self.group)  # type: ignore[no-untyped-call]
         assert self.running_mean is not None

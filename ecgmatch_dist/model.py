@@ -111,6 +111,7 @@ class AttentionCNN(nn.Module):
         return chain(self.bottleneck.parameters(), self.classifier.parameters(), auxiliary)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # keyed numbers count on integers that overflow: undefined in C++
 def keyed_dropout(x: Tensor, keys: Tensor, probability: float, stream: int = DROPOUT_STREAM) -> Tensor:
     """Dropout with the mask from each row's key: x [b, ...], keys [b] -> like x, expectation kept."""
     draws = keyed.uniform(keys, x[0].numel(), stream).view(x.shape)

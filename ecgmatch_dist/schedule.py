@@ -18,14 +18,14 @@ def learning_rate(optim: Optim, step: int) -> float:
     return rate * min(1.0, (step + 1) / optim.warmup) if optim.warmup else rate
 
 
-def build_optimizer(optim: Optim, model: AttentionCNN) -> torch.optim.Optimizer:
-    """Two groups: encoder and attention learn `encoder_lr_scale` times as fast as the head."""
+def build_optimizer(optim: Optim, model: AttentionCNN, fused: bool | None = None) -> torch.optim.Optimizer:
+    """Two groups: encoder and attention learn `encoder_lr_scale` times as fast as the head. `fused` None: where it is known."""
     encoder, head = list(model.encoder_parameters()), list(model.head_parameters())
     groups = [{"params": encoder, "scale": optim.encoder_lr_scale}, {"params": head, "scale": 1.0}]
-    fused = head[0].is_cuda
+    fused = head[0].device.type in ("cpu", "cuda") if fused is None else fused
     if optim.optimizer == "sgd":
-        return torch.optim.SGD(groups, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=fused or None)
-    return torch.optim.AdamW(groups, optim.lr, weight_decay=optim.weight_decay, fused=fused or None)
+        return torch.optim.SGD(groups, optim.lr, optim.momentum, weight_decay=optim.weight_decay, fused=fused)
+    return torch.optim.AdamW(groups, optim.lr, weight_decay=optim.weight_decay, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,0 +1,112 @@
+"""The same code on GPUs: these tests need CUDA, and skip without it. `pytest -m gpu`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ecgmatch_dist import keyed
+from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
+from ecgmatch_dist.distributed import Ranks
+from ecgmatch_dist.learner import Learner, build_learner
+from ecgmatch_dist.methods.base import Views
+from ecgmatch_dist.methods.configs import ECGMatch
+from ecgmatch_dist.search import BACKENDS, available, exact_search, normalise
+from ecgmatch_dist.train import update
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+B, U, C, ROWS, LENGTH = 8, 16, 5, 301, 128
+CONFIG = Config(
+    method=ECGMatch(neighbours=3),
+    model=Model(width=16, heads=2),
+    optim=Optim(labelled_batch=B, unlabelled_batch=U),
+    runtime=Runtime(precision="fp32"),
+)
+
+
+def learn(device: str, rank: int = 0, world: int = 1, config: Config = CONFIG, steps: int = 3) -> dict[str, Tensor]:
+    """This rank's share of some steps on the same numbers everywhere: student, teacher and losses, on the host."""
+    g = torch.Generator().manual_seed(0)
+    x_b, x_u = (torch.randn(n, 12, LENGTH, generator=g) for n in (B, ROWS))
+    labels = (torch.rand(B, C, generator=g) < 0.3).float().to(device)
+    ranks = Ranks(rank, world, rank, world, torch.device(device))
+    parts: Learner = build_learner(config, ranks, labels, ROWS, seed=1)
+    out = {}
+    for step in range(1, steps + 1):
+        ids_b = torch.arange(B).chunk(world)[rank]
+        ids_u = ((torch.arange(U) * 7 + step) % ROWS).chunk(world)[rank]
+        at = [t.to(device) for t in (x_b[ids_b], ids_b, x_u[ids_u], ids_u)]
+        views = Views(at[0], labels[at[1]], at[1], at[2], at[3], ECGAugment(config.augment), 1, step)
+        losses = update(parts, views, 0.03, lambda: iter(()))
+        out[f"weights {step}"] = losses["weights"].cpu()
+    return out | {n: t.cpu() for n, t in (parts.model.state_dict() | parts.teacher.state_dict()).items()}
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> None:
+    for name, value in expected.items():
+        if not name.startswith("weights"):
+            error = ((found[name] - value).abs().max() / value.abs().max().clamp(min=1e-12)).item()
+            assert error <= bound, f"{name}: {error}"
+
+
+@pytest.fixture
+def no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def test_steps_are_the_cpu_s(no_tf32: None) -> None:
+    assert_near(learn("cuda"), learn("cpu"), 1e-3)
+
+
+def test_bf16_is_near() -> None:
+    half = replace(CONFIG, runtime=Runtime(precision="bf16"))
+    assert_near(learn("cuda", config=half), learn("cpu"), 5e-2)
+
+
+def test_search_behind_the_forward_changes_nothing() -> None:
+    behind, within = (learn("cuda", config=replace(CONFIG, bank=Bank(overlap=flag))) for flag in (True, False))
+    assert all(torch.equal(behind[f"weights {step}"], within[f"weights {step}"]) for step in (1, 2, 3))
+
+
+def _on_rank(rank: int, world: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    torch.backends.cudnn.allow_tf32 = False
+    dist.init_process_group("cpu:gloo,cuda:nccl", f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save(learn(f"cuda:{rank}", rank, world), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_two_ranks_over_nccl_are_one(tmp_path: Any, no_tf32: None) -> None:
+    spawn: Callable[..., Any] = torch.multiprocessing.spawn
+    spawn(_on_rank, (2, str(tmp_path)), nprocs=2)
+    one = learn("cuda")
+    for rank in range(2):
+        assert_near(torch.load(tmp_path / f"{rank}.pt", weights_only=True), one, 1e-3)
+
+
+@pytest.mark.parametrize("draw", [keyed.uniform, keyed.normal, keyed.permutation])
+def test_keyed_randomness_is_the_cpu_s(draw: Callable[[Tensor, int, int], Tensor]) -> None:
+    rows = torch.arange(1000)
+    host, device = (draw(keyed.row_keys(1, 2, 3, rows.to(d)), 33, 4).cpu() for d in ("cpu", "cuda"))
+    if draw is keyed.normal:  # logarithm and sine differ in the last bits
+        torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(device, host)
+
+
+def test_faiss_finds_what_torch_finds() -> None:
+    device = torch.device("cuda")
+    if "faiss-gpu" not in available(device):
+        pytest.skip("no Faiss for GPUs")
+    g = torch.Generator().manual_seed(0)
+    q, z = (normalise(torch.randn(n, 32, generator=g)).to(device) for n in (50, 20_000))
+    found, expected = (exact_search(q, z, 5, BACKENDS[name]) for name in ("faiss-gpu", "torch"))
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.scores, expected.scores)
