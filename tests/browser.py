@@ -20,7 +20,10 @@ class Browser:
 
     def __init__(self, profile: Path) -> None:
         # The protocol wants file descriptors 3 and 4; high numbers keep ours out of the way until the child has them.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (*os.pipe(), *os.pipe())]
+        low = (*os.pipe(), *os.pipe())
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low]
+        for end in low:  # an end left open here would hide that Chromium has gone
+            os.close(end)
 
         def connect() -> None:
             os.dup2(ends[0], 3)
