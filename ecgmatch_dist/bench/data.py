@@ -42,7 +42,7 @@ Coefficients = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def design(settings: Preprocess, rate: float) -> Coefficients:
-    """Coefficients b, a of the official code's filter, which it computes anew for each lead."""
+    """Coefficients b, a of the official code's filter."""
     b, a = butter(settings.order, (settings.low, settings.high), "bandpass", fs=rate)
     return b, a
 
@@ -96,7 +96,7 @@ def bench_building(job: ShardJob, repeats: int) -> list[Comparison]:
     with threadpool_limits(1):
         seconds = interleave(ways, repeats)
     others = {
-        "each": "official recipe, filter designed for each lead as there",
+        "each": "official recipe, filter designed anew for each lead",
         "once": "the same, filter designed once",
     }
     note = (
