@@ -1,5 +1,6 @@
 """Switches of speed: bf16 keeps in fp32 what must be, fused and compiled compute what plain and eager do."""
 
+import shutil
 from functools import partial
 from typing import Any
 
@@ -100,3 +101,11 @@ def test_compiled_is_eager_on_two_ranks() -> None:
     for (found, losses), (expected, wanted) in zip(compiled, eager, strict=True):
         assert losses == pytest.approx(wanted, rel=1e-5)
         assert_near(found, expected, 1e-3)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_generated_code_is_eager() -> None:
+    """One block with the machine code that the compiler makes; the whole network would take minutes."""
+    block = build_model(5, Model(width=8, heads=2), seed=0).blocks[0]
+    x = torch.randn(4, 8, 1, 32)
+    torch.testing.assert_close(torch.compile(block)(x), block(x), rtol=1e-4, atol=1e-5)
