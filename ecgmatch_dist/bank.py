@@ -121,6 +121,7 @@ class MemoryBank:
         device: torch.device | str = "cpu",
         overlap: bool = True,
         timeout_minutes: float = 10.0,
+        memory: float = 0.0,
     ) -> None:
         ranks = world()
         fits = [n for n in range(1, ranks + 1) if ranks % n == 0]
@@ -128,7 +129,7 @@ class MemoryBank:
         require(k <= rows, "method.neighbours", k, f"at most the {rows} unlabelled recordings in the bank")
         remedy = f"at most the {rows} unlabelled recordings in the bank, or some would be written twice in a step"
         require(batch <= rows, "optim.unlabelled_batch", batch, remedy)
-        self.rows, self.dim, self.classes, self.k = rows, dim, classes, k
+        self.rows, self.dim, self.classes, self.k, self.memory = rows, dim, classes, k, memory
         self.shard_group, self.copies = shard_group, ranks // shard_group
         self.copy, place = divmod(rank(), shard_group)
         block = -(-rows // shard_group)
@@ -182,6 +183,7 @@ class MemoryBank:
     def exchange(self, ids: Tensor, z: Tensor, p: Tensor, queries: Tensor, step: int) -> Pending:
         """ids [b], teacher's z [b, D] and p [b, C], queries [b, D] -> the queries' neighbours.
 
+        A row's features are replaced; of its predictions, `memory` is the share that stays.
         The rows of all ranks are written before any is searched; a query's own row is a candidate like any other. If an
         id occurs twice in the global batch, its last occurrence counts.
         """
@@ -203,7 +205,7 @@ class MemoryBank:
         try:
             with streams:
                 rows, queries = self._spread(rows, queries)
-                self._write(rows, step)
+                self._write(rows, step, self.memory)
                 middle = time.perf_counter()
                 found = self.searcher.search(queries, self.z[: self.length], self.k)
                 searched = time.perf_counter()
@@ -234,15 +236,16 @@ class MemoryBank:
         everyone = groups.transpose(0, 1).reshape(-1, rows.shape[1])  # ranks count inside a group first
         return everyone, parts[:, known.numel() :].contiguous().view(torch.float32).view(-1, self.dim)
 
-    def _write(self, rows: Tensor, step: int) -> None:
+    def _write(self, rows: Tensor, step: int, memory: float = 0.0) -> None:
         """[n, width] -> this rank's block. All occurrences of an id write the values of its last, in whatever order."""
         ids = rows[:, :2].contiguous().view(torch.int64).squeeze(1)
         values = rows[:, 2:].view(torch.float32)
         ordered, order = ids.sort(stable=True)
         values = values[order[torch.searchsorted(ordered, ids, right=True) - 1]]
         place = torch.where((ids >= self.start) & (ids < self.stop), ids - self.start, self.length)
-        self.z.index_copy_(0, place, values[:, : self.dim])
-        self.p.index_copy_(0, place, values[:, self.dim :])
+        z, p = values[:, : self.dim], values[:, self.dim :]
+        self.z.index_copy_(0, place, z)
+        self.p.index_copy_(0, place, torch.lerp(p, self.p[place], memory) if memory else p)
         self.written.index_fill_(0, place, step)
         self.searcher.changed(self.z[: self.length], place)
 

@@ -186,6 +186,8 @@ class Config:
     """Appended to the name, to tell runs with other settings apart."""
     seed: int = 0
     """Initial weights, order and augmentation; 0: the split's seed."""
+    member: int = 0
+    """Which member of a committee of supervised runs this is: each has a seed of its own."""
     init: Literal["pretrained", "scratch"] = "pretrained"
     """Start from the supervised run on the same split (trained first if it is missing), or from random weights."""
     method: MethodConfig = field(default_factory=ECGMatch)
@@ -207,11 +209,34 @@ class Config:
     runtime: Runtime = Runtime()
     """Execution."""
 
-    def supervised(self) -> "Config":
-        """The supervised run that this one starts from: the same data, network and views, `pretrain` as its optimiser."""
+    def __post_init__(self) -> None:
+        if isinstance(self.method, ECGMatch):
+            require(
+                self.method.committee >= 1, "method.committee", self.method.committee, "at least 1, the start itself"
+            )
+            require(0 <= self.method.memory <= 1, "method.memory", self.method.memory, "between 0 and 1")
+
+    def supervised(self, member: int | None = None) -> "Config":
+        """The supervised run that this one starts from: the same data, network and views, `pretrain` as its optimiser.
+        `member` asks for another of the committee."""
+        member = self.member if member is None else member
         return dataclasses.replace(
-            self, name="", tag="", method=Supervised(), init="scratch", bank=Bank(), optim=self.pretrain
+            self,
+            name="",
+            tag=f"member{member + 1}" if member else "",
+            member=member,
+            method=Supervised(),
+            init="scratch",
+            bank=Bank(),
+            optim=self.pretrain,
         )
+
+    @property
+    def committee(self) -> int:
+        """Number of supervised runs that this one needs."""
+        if self.init == "scratch" or isinstance(self.method, Supervised):
+            return 0
+        return self.method.committee if isinstance(self.method, ECGMatch) else 1
 
     def run_name(self, split_name: str) -> str:
         return self.name or ".".join(part for part in (split_name, self.method.name, self.tag) if part)

@@ -1,6 +1,6 @@
 """The parts of a run, built from its configuration: data, networks, banks, optimiser; saved and resumed as one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,8 +214,8 @@ class Job(Learner):
             yield self.to_device(Batch(batch.ids, batch.x))
 
 
-def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: RunFolder | None) -> Job:
-    """Make every part of the run; `start` is the finished run whose weights this one begins with."""
+def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts: Sequence[RunFolder]) -> Job:
+    """Make every part of the run; of the finished runs `starts`, it begins with the weights of the first."""
     cache = Path(config.data.cache) if config.data.cache else None
     store = ShardStore(config.shards, split.databases, cache, int(config.data.cache_gib * 2**30))
     split.check(store)
@@ -224,10 +224,10 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
     if isinstance(config.method, FullySupervised):  # the upper bound knows all labels of the training part
         rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"]])
         labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
-    seed = config.seed or split.seed
+    seed = (config.seed or split.seed) + 1000 * config.member
     dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
-    weights = load_file(start.path / "best.safetensors") if start is not None else None
+    weights = [load_file(start.path / "best.safetensors") for start in starts]
     learner = build_learner(config, ranks, y_b, len(rows["unlabelled"]), seed, weights)
     share = (ranks.rank, ranks.world)
     own = Loaded(store, rows["labelled"])
@@ -265,5 +265,5 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, start: 
         ),
         diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
         dtype=dtype,
-        start=start.path.name if start else None,
+        start=starts[0].path.name if starts else None,
     )

@@ -39,12 +39,20 @@ def tuned() -> Config:
         teacher_batchnorm="averaged",
     )
     return Config(
-        method=ECGMatch(neighbours=5, lambda_u=4.0, lambda_f=0.02, similarity="expected", query="teacher"),
+        method=ECGMatch(
+            neighbours=2,
+            lambda_u=8.0,
+            lambda_f=0.02,
+            similarity="expected",
+            query="teacher",
+            committee=4,
+            memory=1.0,
+        ),
         model=Model(width=32),
         augment=Augment(pipeline="mild", labelled="strong"),
         bank=Bank(view="clean"),
         pretrain=start,
-        optim=replace(start, steps=200, unlabelled_batch=64, teacher_warmup=False),
+        optim=replace(start, steps=250, unlabelled_batch=64, teacher_warmup=False),
         evaluate=Evaluate(every=25, model="teacher"),
     )
 

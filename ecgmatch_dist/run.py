@@ -134,17 +134,18 @@ class RunFolder:
         self.fence.write_json(self.path / "result.json", result)
 
 
-def start_of(config: Config, split: str, ranks: Ranks) -> Config:
-    """The supervised run that `config` starts from: one of the same meaning in the folder of runs, whatever it is called; else
-    a new one, under the run's tag if the plain name is taken. Rank 0 looks, all ranks use what it found."""
-    start = config.supervised()
+def start_of(config: Config, split: str, ranks: Ranks, member: int = 0) -> Config:
+    """The supervised run that `config` starts from, or another member of its committee: one of the same meaning in the folder
+    of runs, whatever it is called; else a new one, under the run's tag if the plain name is taken. Rank 0 looks, all ranks
+    use what it found."""
+    start = config.supervised(member)
     if ranks.main:
         records = [json.loads(p.read_text()) for p in config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")]
         fitting = [record for record in records if record["meaning"] == start.meaning()]
         if fitting:
             start = dataclasses.replace(start, name=fitting[0]["name"], tag=fitting[0]["tag"])
-        elif any(record["tag"] == record["name"] == "" for record in records):
-            start = dataclasses.replace(start, tag=config.tag)
+        elif any((record["tag"], record["name"]) == (start.tag, "") for record in records):
+            start = dataclasses.replace(start, tag=",".join(filter(None, [config.tag, start.tag])))
     names = [start.name, start.tag]
     if ranks.world > 1:
         dist.broadcast_object_list(names, src=0)

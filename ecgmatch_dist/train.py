@@ -170,19 +170,17 @@ def finish(job: Job, reason: str) -> None:
 
 
 def train(config: Config, ranks: Ranks) -> RunFolder:
-    """One run, from whatever its folder holds to its result; the supervised run that it starts from comes first."""
+    """One run, from whatever its folder holds to its result; the supervised runs that it starts from come first."""
     split = Split.load(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
-    start = None
-    if config.init == "pretrained" and not isinstance(config.method, Supervised):
-        start = train(start_of(config, split.name, ranks), ranks)
+    starts = [train(start_of(config, split.name, ranks, member), ranks) for member in range(config.committee)]
     if folder.result is not None:
         if ranks.main:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
         return folder
     folder.enter(config, ranks)
-    job = build(config, ranks, folder, split, start)
+    job = build(config, ranks, folder, split, starts)
     resumed = job.resume()
     job.monitor.start(job.step, folder.fence)
     if resumed:

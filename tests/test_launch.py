@@ -51,10 +51,10 @@ def planned(name: str, *changes: str) -> list[plan.Run]:
 def test_the_papers_sweeps(name: str, runs: int, starts: int) -> None:
     """Methods x settings x seeds, and each supervised start once; 96 + 96 + 24 = 216 runs compare the methods."""
     found = planned(name)
-    assert (sum(run.start is not None for run in found), sum(run.start is None for run in found)) == (runs, starts)
+    assert (sum(bool(run.starts) for run in found), sum(not run.starts for run in found)) == (runs, starts)
     names = {run.name for run in found}
     assert len(names) == len(found)
-    assert {run.start for run in found if run.start} <= names
+    assert {start for run in found for start in run.starts} <= names
 
 
 def test_every_file_of_launch_is_a_sweep() -> None:
@@ -71,10 +71,10 @@ def test_a_point_that_changes_nothing_is_the_method_itself() -> None:
 
 
 def test_another_start_only_where_it_is_another(tmp_path: Path) -> None:
-    starts = {run.name: run.start for run in planned("augmentation") if "s20.ecgmatch" in run.name}
+    starts = {run.name: run.starts[0] for run in planned("augmentation") if "s20.ecgmatch" in run.name}
     assert starts["cross-g12ec@0.01.s20.ecgmatch.pipeline=mild"] == "cross-g12ec@0.01.s20.supervised.pipeline=mild"
     assert starts["cross-g12ec@0.01.s20.ecgmatch"] == "cross-g12ec@0.01.s20.supervised"
-    assert {run.start for run in planned("ablation") if "g12ec@0.01.s20.ecgmatch" in run.name} == {
+    assert {run.starts[0] for run in planned("ablation") if "g12ec@0.01.s20.ecgmatch" in run.name} == {
         "cross-g12ec@0.01.s20.supervised"
     }
 
@@ -213,7 +213,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, name in enumerate(names):
         record = {"run": name, "cluster": "slurm", "job": f"7_{number}", "folder": str(folder), "time": 1.0}
         job.write_record(folder, record)
-    (folder / "plan.json").write_text(json.dumps([{"run": name, "start": None, "config": config} for name in names]))
+    (folder / "plan.json").write_text(json.dumps([{"run": name, "starts": [], "config": config} for name in names]))
     make_run(tmp_path / "a", 10, done=True)
     make_run(tmp_path / "b", 6)
     make_run(tmp_path / "c", 2)
@@ -278,11 +278,11 @@ def test_a_run_waits_for_its_start_as_long_as_that_is_at_work(tmp_path: Path, mo
     answers = iter([True, True, False])
     monkeypatch.setattr(slurm, "alive", lambda name: next(answers))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    train = job.TrainJob("b", config.to_json(), "a", "7_0")
+    train = job.TrainJob("b", config.to_json(), {"a": "7_0"})
     with pytest.raises(UserError, match="a did not finish, and b starts from it"):
-        train.await_start(config)
+        train.await_starts(config)
     make_run(tmp_path / "a", 3, done=True)
-    train.await_start(config)
+    train.await_starts(config)
 
 
 @pytest.mark.parametrize("cluster", ["local", "debug"])

@@ -27,8 +27,9 @@ PORTS = (20000, 32000)  # below those that the system hands out by itself
 class TrainJob:
     """One run. Holds plain data only: submitit pickles it when it is submitted."""
 
-    def __init__(self, name: str, config: dict[str, Any], start: str | None, start_job: str | None = None) -> None:
-        self.name, self.config, self.start, self.start_job = name, config, start, start_job
+    def __init__(self, name: str, config: dict[str, Any], starts: dict[str, str | None]) -> None:
+        """`starts`: the supervised runs that this one starts from, and the job of each, if one was submitted."""
+        self.name, self.config, self.starts = name, config, starts
 
     def __call__(self) -> str:
         from ecgmatch_dist.train import Stopped, execute
@@ -36,7 +37,7 @@ class TrainJob:
         config = from_json(self.config)
         rank = export_ranks()
         try:
-            self.await_start(config)
+            self.await_starts(config)
             execute(config)
         except Stopped as stopped:
             if stopped.warned:
@@ -59,15 +60,15 @@ class TrainJob:
 
         return DelayedSubmission(self)
 
-    def await_start(self, config: Config) -> None:
-        """The supervised run has a job of its own, which two runs must not do at the same time. The dependency between the
-        jobs makes this wait short: Slurm can take a restart of that job for its end."""
-        if self.start is None or (result := config.runs / self.start / "result.json").is_file():
-            return
-        while self.start_job and slurm.alive(self.start_job):
-            time.sleep(5)
-        if not result.is_file():
-            raise UserError(f"{self.start} did not finish, and {self.name} starts from it: submit the sweep again")
+    def await_starts(self, config: Config) -> None:
+        """Each supervised run has a job of its own, which two runs must not do at the same time. The dependency between the
+        jobs makes this wait short: Slurm can take a restart of such a job for its end."""
+        for start, job in self.starts.items():
+            result = config.runs / start / "result.json"
+            while not result.is_file() and job and slurm.alive(job):
+                time.sleep(5)
+            if not result.is_file():
+                raise UserError(f"{start} did not finish, and {self.name} starts from it: submit the sweep again")
 
 
 def queue_again(rank: int) -> None:

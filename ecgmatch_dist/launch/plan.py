@@ -41,8 +41,8 @@ class Run:
 
     name: str
     config: Config
-    start: str | None
-    """Name of the supervised run that it starts from."""
+    starts: tuple[str, ...]
+    """Names of the supervised runs that it starts from."""
 
 
 def load(name: str) -> Sweep:
@@ -108,9 +108,9 @@ def plan(sweep: Sweep, base: Config, splits: Path, need_splits: bool = True) -> 
     usual = {_plain(settled(change(base, "method", "supervised"))).meaning()}
     named: dict[Path, str] = {}
 
-    def add(config: Config, split: str, start: str | None) -> str:
+    def add(config: Config, split: str, starts: tuple[str, ...] = ()) -> str:
         name = config.run_name(split)
-        known = runs.setdefault(name, Run(name, config, start))
+        known = runs.setdefault(name, Run(name, config, starts))
         if known.config.meaning() != config.meaning():
             raise UserError(f"sweep {sweep.name}: two different runs would be called {name}; give the variants tags")
         return name
@@ -118,16 +118,16 @@ def plan(sweep: Sweep, base: Config, splits: Path, need_splits: bool = True) -> 
     for path, config in configurations(sweep, base, splits):
         if path not in named:
             named[path] = Split.load(path).name if need_splits or path.is_file() else path.stem
-        config, start = settled(config), None
-        if config.init == "pretrained" and not isinstance(config.method, Supervised):
+        config, starts = settled(config), []
+        for member in range(config.committee):
             # The supervised runs of unchanged settings share one name, whatever else the sweep varies.
-            first = config.supervised()
-            tag = "" if first.meaning() in usual else config.tag
-            start = add(dataclasses.replace(first, tag=tag), named[path], None)
+            start = config.supervised(member)
+            tags = ["" if config.supervised(0).meaning() in usual else config.tag, start.tag]
+            starts.append(add(dataclasses.replace(start, tag=",".join(filter(None, tags))), named[path]))
         if isinstance(config.method, Supervised) and config.meaning() in usual:
             config = _plain(config)
-        add(config, named[path], start)
-    return sorted(runs.values(), key=lambda run: run.start is not None)
+        add(config, named[path], tuple(starts))
+    return sorted(runs.values(), key=lambda run: bool(run.starts))
 
 
 def _plain(config: Config) -> Config:

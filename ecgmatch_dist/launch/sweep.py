@@ -83,7 +83,7 @@ def submit_slurm(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> l
     """One array of the supervised runs that others start from, and one of the rest, which waits for it. Returns the arrays."""
     jobs, arrays = jobs_of(runs), []
     dependency = ""
-    starts = {run.start for run in wanted}
+    starts = {start for run in wanted for start in run.starts}
     alive = {jobs[name] for name in starts if name in jobs} & slurm.queue().keys() if starts else set()
     waits = sorted(alive)
     for stage in ([r for r in wanted if r.name in starts], [r for r in wanted if r.name not in starts]):
@@ -112,7 +112,7 @@ def _single() -> Iterator[None]:
 
 
 def job_of(run: Run, jobs: dict[str, str]) -> TrainJob:
-    return TrainJob(run.name, run.config.to_json(), run.start, jobs.get(run.start or ""))
+    return TrainJob(run.name, run.config.to_json(), {start: jobs.get(start) for start in run.starts})
 
 
 def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:
@@ -124,7 +124,7 @@ def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None
         executor.update_parameters(
             timeout_min=60 * 24 * 30, tasks_per_node=site.ranks, gpus_per_node=site.gpus_per_node, setup=site.setup
         )
-        job = executor.submit(TrainJob(run.name, run.config.to_json(), run.start))
+        job = executor.submit(TrainJob(run.name, run.config.to_json(), dict.fromkeys(run.starts)))
         record = {"run": run.name, "cluster": "local", "job": job.job_id, "folder": str(folder.resolve())}
         write_record(folder_of(runs, sweep), {**record, "time": time.time()})
         try:
@@ -159,7 +159,7 @@ def table(planned: Sequence[Run], said: dict[str, str], title: str) -> Table:
     for name in ("run", "starts from", "steps", "what"):
         out.add_column(name, overflow="fold")
     for run in planned:
-        out.add_row(run.name, run.start or "", f"{run.config.optim.steps:,}", said[run.name])
+        out.add_row(run.name, ", ".join(run.starts), f"{run.config.optim.steps:,}", said[run.name])
     return out
 
 
@@ -211,7 +211,7 @@ def main(
     with submitting(runs):
         wanted, said = to_do(planned, runs, cluster)
         console.print(table(planned, said, title))
-        record = [{"run": run.name, "start": run.start, "config": run.config.to_json()} for run in planned]
+        record = [{"run": run.name, "starts": run.starts, "config": run.config.to_json()} for run in planned]
         folder_of(runs, sweep.name).mkdir(parents=True, exist_ok=True)
         write_json(folder_of(runs, sweep.name) / "plan.json", json.loads(json.dumps(record, default=str)))
         if cluster == "slurm" and wanted:

@@ -25,6 +25,12 @@ class ECGMatch:
     """How the correlation of two classes is measured; expected: the cosine, without its bias for probabilities."""
     query: Literal["student", "teacher"] = "student"
     """Whose features ask the bank of teacher features for neighbours: the student's (paper) or the teacher's own."""
+    committee: int = 1
+    """Supervised runs whose mean prediction the bank begins with: the start alone (paper), or others beside it that differ in
+    their initial weights and the order of their data."""
+    memory: float = 0.0
+    """Share of an ECG's bank prediction that stays when the teacher has seen it again: 0 (paper) replaces it, 1 keeps what the
+    bank began with."""
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,18 @@ class ECGMatch(Simple):
         self.settings, self.bank_view = settings, bank_view
         self.R_b = correlation(labels, settings.similarity)
         self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for the eye
+        self.committee: list[Teacher] = []  # the supervised runs beside the start
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
-        """Before the first step, fill the banks with the starting weights' view of the signals themselves."""
+        """Before the first step, fill the banks with the starting weights' view of the signals themselves: its features, and
+        its predictions or the mean of the committee's."""
         if step == 0:
             assert bank is not None
             for ids, x in unlabelled():
                 seen = student.look(x)
-                bank.fill(ids, seen.z, seen.logits.sigmoid())
+                others = [member.look(x).logits for member in self.committee]
+                bank.fill(ids, seen.z, torch.stack([seen.logits, *others]).sigmoid().mean(0))
+        self.committee.clear()  # nobody asks it again
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         assert bank is not None
