@@ -43,12 +43,13 @@ def make(rows: int, batch: int, steps: int = 3, tied: bool = False, seed: int = 
     return Data(features(rows), torch.rand(rows, C, generator=g), batches)
 
 
-def one_process(data: Data, k: int = K) -> list[Neighbours]:
+def one_process(data: Data, k: int = K, memory: float = 0.0) -> list[Neighbours]:
     """The definition: write the rows one after the other, then look at all of them."""
     z, p, out = normalise(data.z), data.p.clone(), []
     for ids, z_new, p_new, queries in data.batches:
+        before = p.clone()
         for i, row in enumerate(ids.tolist()):
-            z[row], p[row] = normalise(z_new[i : i + 1])[0], p_new[i]
+            z[row], p[row] = normalise(z_new[i : i + 1])[0], torch.lerp(p_new[i], before[row], memory)
         scores, rows = reference_search(normalise(queries), z, k)
         out.append(Neighbours(rows, scores, p[rows]))
     return out
@@ -92,6 +93,15 @@ def assert_equal(ranks: list[list[Neighbours]], truth: list[Neighbours]) -> None
 def test_every_placement_is_one_process(world: int, shard_group: int, rows: int) -> None:
     data = make(rows, 16)
     assert_equal(run_threads(world, run, data, shard_group, {}), one_process(data))
+
+
+@pytest.mark.parametrize("memory", [0.25, 1.0])
+@pytest.mark.parametrize(("world", "shard_group"), [(1, 1), (4, 2), (4, 4)])
+def test_the_bank_remembers_a_share_of_each_prediction(world: int, shard_group: int, memory: float) -> None:
+    data = make(37, 16)
+    got = run_threads(world, run, data, shard_group, {"memory": memory})
+    assert_equal(got, one_process(data, memory=memory))
+    assert all(torch.equal(data.p[out.rows], out.p) for out in one_process(data, memory=memory)) == (memory == 1)
 
 
 @pytest.mark.parametrize(("world", "shard_group"), PLACEMENTS)

@@ -273,6 +273,19 @@ def test_choose_looks_at_validation(submitted: Path, capsys: pytest.CaptureFixtu
     assert "3 runs are not finished" in out
 
 
+def test_the_members_of_a_committee_are_starts_too(tmp_path: Path) -> None:
+    text = 'preset = "tuned"\nsplit = "within-chapman@0.05.s{seed}"\n[grid]\nseed = [20]\nmethod = ["fixmatch", "ecgmatch"]\n'
+    found = planned(write(tmp_path, text))
+    start = "within-chapman@0.05.s20.supervised"
+    committee = (start, *(f"{start}.member{number}" for number in (2, 3, 4)))
+    assert {run.name.rpartition(".")[2]: run.starts for run in found if run.starts} == {
+        "fixmatch": (start,),
+        "ecgmatch": committee,
+    }
+    assert [run.name for run in found if not run.starts] == list(committee)
+    assert len({run.config.meaning() for run in found}) == len(found)
+
+
 def test_a_run_waits_for_its_start_as_long_as_that_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(Config(), runs=tmp_path)
     answers = iter([True, True, False])

@@ -226,6 +226,24 @@ def test_partners_are_the_same_on_any_number_of_ranks() -> None:
 # --- what each method promises (numbers as in docs/methods.md)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_committee_fills_the_bank_with_its_mean(world: int) -> None:
+    def filled(rank: int, world: int) -> tuple[Tensor, Tensor]:
+        trainer = Trainer(rank, world, configs.ECGMatch(neighbours=2, committee=2))
+        with BUILDING:
+            other = build_model(C, Model(width=8, heads=2), seed=2).double()
+        trainer.method.committee.append(Teacher(other, 1.0, "fp64"))  # type: ignore[attr-defined]
+        own, others = trainer.student.look(trainer.x_u), Teacher(other, 1.0, "fp64").look(trainer.x_u)
+        trainer.method.prepare(0, trainer.student, trainer.bank, trainer.unlabelled)
+        assert trainer.bank is not None
+        assert trainer.method.committee == []  # type: ignore[attr-defined]
+        mean = (own.logits.sigmoid() + others.logits.sigmoid()) / 2
+        return trainer.bank.p[: trainer.bank.length], mean[trainer.bank.start : trainer.bank.stop].float()
+
+    for bank, mean in run_threads(world, filled):
+        torch.testing.assert_close(bank, mean, rtol=1e-6, atol=1e-7)
+
+
 def test_ecgmatch_finds_its_own_row_at_the_start() -> None:
     trainer = Trainer(0, 1, configs.ECGMatch(neighbours=3))
     assert trainer.bank is not None

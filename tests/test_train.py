@@ -113,6 +113,19 @@ def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
     assert {"map", "hidden/pseudo_map", "hidden/own_map", "weight/CD"} <= validation[0].keys()
 
 
+def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, tmp_path, ECGMatch(neighbours=3, committee=2, memory=1.0))
+    folder = run(config)
+    first, second = (tmp_path / f"{folder.name.removesuffix('.ecgmatch')}.supervised{tag}" for tag in ("", ".member2"))
+    one, two = (load_file(member / "best.safetensors") for member in (first, second))
+    assert not torch.equal(one["stem.weight"], two["stem.weight"])
+    assert json.loads((folder / "result.json").read_text())["started_from"] == first.name
+    before = [(member / "result.json").stat().st_mtime_ns for member in (first, second)]
+    run(replace(config, tag="again", method=replace(config.method, lambda_u=0.5)))
+    assert [(member / "result.json").stat().st_mtime_ns for member in (first, second)] == before
+    assert len(list(tmp_path.glob("*.supervised*"))) == 2
+
+
 def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(data, tmp_path, Supervised()).supervised()
     folder = run(config)
