@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,13 @@ def test_equal_after_rounding_is_equally_bold() -> None:
     cells = [tables.Cell("", value=v) for v in (0.70001, 0.69999, 0.6)]
     assert [c.strong for c in tables.strongest(cells, True)] == [True, True, False]
     assert not tables.strongest(cells[:1], True)[0].strong
+
+
+def test_the_upper_bound_is_never_bold(runs: list[Run]) -> None:
+    bound = tables.Cell("", value=0.9, runs=(replace(runs[0], method="fully_supervised"),))
+    cells = [bound, *(tables.Cell("", value=v, runs=(runs[0],)) for v in (0.7, 0.6))]
+    assert [c.strong for c in tables.strongest(cells, True)] == [False, True, False]
+    assert [c.strong for c in tables.strongest(cells[:2], True)] == [False, False]
 
 
 def test_signs() -> None:

@@ -20,6 +20,8 @@ METHODS = {
 }
 CONTROL = "ecgmatch"
 """The method that the others are tested against."""
+UPPER_BOUND = "fully_supervised"
+"""It knows all labels of the training part."""
 DATABASES = {"g12ec": "G12EC", "ptbxl": "PTB-XL", "ningbo": "Ningbo", "chapman": "Chapman"}
 PROTOCOLS = {"within": "Within one database", "cross": "Unseen database", "mix": "Databases mixed"}
 

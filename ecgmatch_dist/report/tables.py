@@ -114,12 +114,15 @@ def cell(study: Study, row: Row, heading: Heading) -> Cell:
 
 
 def strongest(cells: list[Cell], greater_is_better: bool) -> list[Cell]:
-    """The same cells, the best marked; nothing is best alone. What rounds to the same is equally good."""
-    values = [round(c.value, 3) for c in cells if c.value is not None]
-    if len(values) < 2:
+    """The same cells, the best marked; nothing is best alone. What rounds to the same is equally good, and the upper bound,
+    which knows all labels, does not compete."""
+    bound = [bool(c.runs) and all(run.method == names.UPPER_BOUND for run in c.runs) for c in cells]
+    values = [None if c.value is None or b else round(c.value, 3) for c, b in zip(cells, bound, strict=True)]
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
         return cells
-    best = max(values) if greater_is_better else min(values)
-    return [replace(c, strong=c.value is not None and round(c.value, 3) == best) for c in cells]
+    best = max(known) if greater_is_better else min(known)
+    return [replace(c, strong=value is not None and value == best) for c, value in zip(cells, values, strict=True)]
 
 
 def paper_cells(ours: Cell, paper: Value | None) -> list[Cell]:
