@@ -241,10 +241,15 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put back what `pack_optimizer` gave; learning rates follow from the step, so they are not part of it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = optimizer.state_dict()
     state["state"] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, number, name = key.split(".", 2)
+            like = parameters[int(number)]
+            if value.shape == like.shape:
+                # Fused optimisers walk through memory, and weights lie there as channels_last, which files do not keep.
+                value = torch.empty_like(like, dtype=value.dtype).copy_(value)
             state["state"].setdefault(int(number), {})[name] = value
     optimizer.load_state_dict(state)

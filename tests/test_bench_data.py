@@ -68,6 +68,6 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "x.json").read_text())
     whats = ["preprocessing", "building shards", "building shards", "random batches of 64", "random batches of 64"]
     assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank"]
-    assert ["designed for each lead" in row["other"] for row in rows[:3]] == [False, True, False]
+    assert ["designed anew for each lead" in row["other"] for row in rows[:3]] == [False, True, False]
     assert all(row["ratio"] > 0 for row in rows)
     assert "peak memory" in result.stdout

@@ -143,21 +143,29 @@ def test_an_error_in_the_background_is_raised(tmp_path: Path) -> None:
         checkpointer.wait()
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.1, 0.9), lambda p: torch.optim.AdamW(p, 0.1)])
-def test_the_optimiser_survives(make: object) -> None:
-    assert callable(make)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "kind", [lambda p, f: torch.optim.SGD(p, 0.1, 0.9, fused=f), lambda p, f: torch.optim.AdamW(p, 0.1, fused=f)]
+)
+def test_the_optimiser_survives(kind: object, fused: bool) -> None:
+    """Also that of weights that lie in memory in another order than in files."""
+    assert callable(kind)
+    goal = torch.arange(24.0).view(2, 3, 4)
 
     def step(parameter: Tensor, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
-        (parameter**2).sum().backward()
+        ((parameter - goal) ** 2).sum().backward()
         optimizer.step()
 
-    first = torch.ones(3, requires_grad=True)
-    optimizer = make([first])
+    def weights(values: Tensor) -> Tensor:
+        return torch.empty_strided((2, 3, 4), (12, 1, 3)).copy_(values).requires_grad_()
+
+    first = weights(torch.ones(2, 3, 4))
+    optimizer = kind([first], fused)
     step(first, optimizer)
-    second = first.detach().clone().requires_grad_()
-    restored = make([second])
-    unpack_optimizer(restored, {k: v.clone() for k, v in pack_optimizer(optimizer).items()})
+    second = weights(first.detach())
+    restored = kind([second], fused)
+    unpack_optimizer(restored, {k: v.clone().contiguous() for k, v in pack_optimizer(optimizer).items()})
     for _ in range(3):
         step(first, optimizer)
         step(second, restored)
