@@ -60,12 +60,10 @@ def tuned() -> Config:
 def demo() -> Config:
     """`tuned`, shorter, for synthetic ECGs."""
     base = tuned()
-    assert isinstance(base.method, ECGMatch)
     return replace(
         base,
-        method=replace(base.method, committee=2),
-        pretrain=replace(base.pretrain, steps=400, teacher_momentum=0.98),
-        optim=replace(base.optim, steps=160, teacher_momentum=0.98),
+        pretrain=replace(base.pretrain, steps=200, teacher_momentum=0.98),
+        optim=replace(base.optim, steps=160, teacher_momentum=0.99),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
     )
