@@ -78,7 +78,7 @@ class Job(Learner):
     checkpointer: Checkpointer
     diagnostics: Diagnostics
     dtype: torch.dtype
-    start: str | None
+    starts: list[str]
     best: Best = field(default_factory=Best)
     step: int = 0
     seconds: float = 0.0
@@ -202,7 +202,8 @@ class Job(Learner):
             "seconds": round(self.seconds, 1),
             "world_size": self.ranks.world,
             "thresholds": self.best.thresholds,
-            "started_from": self.start,
+            "started_from": self.starts[0] if self.starts else None,
+            "committee": self.starts[1:],
             "config_meaning": config.meaning(),
             **measured,
         }
@@ -265,5 +266,5 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts:
         ),
         diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
         dtype=dtype,
-        start=starts[0].path.name if starts else None,
+        starts=[start.path.name for start in starts],
     )

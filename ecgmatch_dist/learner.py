@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank import MemoryBank, resolve_shard_group
+from ecgmatch_dist.batchnorm import convert_batchnorm
 from ecgmatch_dist.config import Config
-from ecgmatch_dist.distributed import Ranks, convert_batchnorm
+from ecgmatch_dist.distributed import Ranks
 from ecgmatch_dist.methods.base import Method
 from ecgmatch_dist.methods.ecgmatch import ECGMatch
 from ecgmatch_dist.methods.registry import build as build_method

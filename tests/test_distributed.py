@@ -15,6 +15,7 @@ from ranks import run_processes, run_threads
 from torch import Tensor, nn
 
 from ecgmatch_dist import distributed
+from ecgmatch_dist.batchnorm import GlobalBatchNorm, convert_batchnorm
 from ecgmatch_dist.errors import UserError
 
 RUNNERS = pytest.mark.parametrize(("run", "w"), [(run_threads, 2), (run_threads, 4), (run_processes, 2)])
@@ -160,9 +161,9 @@ def train_toy(rank: int, world: int, model: Any, sizes: list[int], x: Tensor, ta
     start = sum(sizes[:rank])
     share = slice(start, start + sizes[rank]) if world > 1 else slice(None)
     rows, wanted = x[share].clone(memory_format=torch.preserve_format).requires_grad_(), target[share]
-    model = distributed.convert_batchnorm(copy.deepcopy(model), "global")
+    model = convert_batchnorm(copy.deepcopy(model), "global")
     kinds = [type(m) for m in model if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    assert kinds == [distributed.GlobalBatchNorm if world > 1 else nn.BatchNorm2d] * 2
+    assert kinds == [GlobalBatchNorm if world > 1 else nn.BatchNorm2d] * 2
     ddp = distributed.data_parallel(model)
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
@@ -220,9 +221,9 @@ def test_batchnorm_conversion_keeps_names_and_tensors() -> None:
         model = copy.deepcopy(original)
         before = {name: t.data_ptr() for name, t in model.state_dict().items()}
         model.eval()
-        distributed.convert_batchnorm(model, "local")
+        convert_batchnorm(model, "local")
         assert type(model[1]) is nn.BatchNorm2d
-        distributed.convert_batchnorm(model, "global")
+        convert_batchnorm(model, "global")
         assert {name: t.data_ptr() for name, t in model.state_dict().items()} == before
         assert not model[1].training
         original.load_state_dict(model.state_dict())
@@ -238,7 +239,7 @@ def test_global_batchnorm_of_vectors_and_signals(shape: tuple[int, ...]) -> None
     expected = norm(x)
 
     def body(rank: int, world: int) -> tuple[Tensor, Tensor]:
-        model = distributed.convert_batchnorm(nn.Sequential(nn.BatchNorm1d(4, momentum=None)), "global")
+        model = convert_batchnorm(nn.Sequential(nn.BatchNorm1d(4, momentum=None)), "global")
         return model(x.chunk(world)[rank]).detach(), model.state_dict()["0.running_var"]
 
     outs, variances = zip(*run_threads(3, body), strict=True)
@@ -253,7 +254,7 @@ def test_global_batchnorm_takes_bf16_rows() -> None:
 
     def body(rank: int, world: int) -> tuple[Tensor, Tensor]:
         rows = x.chunk(world)[rank].requires_grad_()
-        out = distributed.convert_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), "global")(rows)
+        out = convert_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), "global")(rows)
         out.float().square().sum().backward()
         assert rows.grad is not None
         return out.detach(), rows.grad

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.bank import MemoryBank, Neighbours
+from ecgmatch_dist.batchnorm import convert_batchnorm
 from ecgmatch_dist.config import Augment, Model, Optim
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Stream, finite
-from ecgmatch_dist.distributed import convert_batchnorm, world
+from ecgmatch_dist.distributed import world
 from ecgmatch_dist.evaluate import predict
 from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import ECGMatch as Settings

@@ -13,8 +13,8 @@ from torch import Tensor
 from ecgmatch_dist import keyed
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.batchnorm import convert_batchnorm
 from ecgmatch_dist.config import Augment, Config, Model, Optim
-from ecgmatch_dist.distributed import convert_batchnorm
 from ecgmatch_dist.methods import configs
 from ecgmatch_dist.methods.base import Method, Views
 from ecgmatch_dist.methods.dst import DST

@@ -14,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.batchnorm import convert_batchnorm
 from ecgmatch_dist.config import Augment, Model
 from ecgmatch_dist.cost import (
     GPUS,
@@ -27,7 +28,7 @@ from ecgmatch_dist.cost import (
     times,
     warnings,
 )
-from ecgmatch_dist.distributed import convert_batchnorm, traffic
+from ecgmatch_dist.distributed import traffic
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import ECGMatch as Settings

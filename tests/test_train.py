@@ -119,7 +119,8 @@ def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path
     first, second = (tmp_path / f"{folder.name.removesuffix('.ecgmatch')}.supervised{tag}" for tag in ("", ".member2"))
     one, two = (load_file(member / "best.safetensors") for member in (first, second))
     assert not torch.equal(one["stem.weight"], two["stem.weight"])
-    assert json.loads((folder / "result.json").read_text())["started_from"] == first.name
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["started_from"], result["committee"]) == (first.name, [second.name])
     before = [(member / "result.json").stat().st_mtime_ns for member in (first, second)]
     run(replace(config, tag="again", method=replace(config.method, lambda_u=0.5)))
     assert [(member / "result.json").stat().st_mtime_ns for member in (first, second)] == before
