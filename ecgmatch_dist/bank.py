@@ -278,15 +278,13 @@ class MemoryBank:
         return {name: getattr(self, name)[: self.length] for name in ("z", "p", "written")}
 
     @torch.no_grad()
-    def load(self, start: int, tensors: dict[str, Tensor]) -> None:
-        """Take over what lies in this rank's block of saved rows [start, start + n), saved in blocks of any size."""
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over a block that `state` gave, or that was dealt anew from what other numbers of ranks saved."""
         for name, own in self.state().items():
             saved = tensors[name]
-            if saved.shape[1:] != own.shape[1:]:
+            if saved.shape != own.shape:
                 raise UserError(f"saved bank: {name} has shape {list(saved.shape)}, this run needs {list(own.shape)}")
-            low, high = max(start, self.start), min(start + len(saved), self.stop)
-            if low < high:
-                own[low - self.start : high - self.start] = saved[low - start : high - start].to(self.device)
+            own.copy_(saved)
         self.searcher.changed(self.z[: self.length], torch.arange(self.length, device=self.device))
 
     def age(self, step: int) -> float:

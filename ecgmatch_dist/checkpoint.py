@@ -1,145 +1,147 @@
 """Checkpoints that cannot be half written and cannot execute anything.
 
-A checkpoint is a folder `step-000200.1/` (the step, and the generation of the copy that wrote it: fence.py) with
-`state.safetensors` (what all ranks hold alike), one `bank-<first row>.safetensors` per block of the banks, and `state.json`
-(counters, hashes, the size and checksum of every file and of itself). The folder is written elsewhere and renamed when every
-rank has finished; then the file `latest` names it. The last two are kept. torch.distributed.checkpoint is not used because it
-loads its metadata with pickle.
+torch.distributed.checkpoint (DCP) does the work: it plans who writes what, writes behind the next steps on a process group of
+its own, and deals the rows of the banks anew to any number of ranks. Its usual format keeps the plan in a pickle, and a pickle
+can execute; it is told to write its other one, safetensors, which holds numbers and JSON.
+
+A checkpoint is a folder `step-000200.1/` (the step, and the generation of the copy that wrote it: fence.py):
+
+    state/rank-*.safetensors    what all ranks hold alike, and each rank's rows of the banks
+    best.safetensors            the model kept so far; the run folder's may be of a later step already
+    state.json                  counters, hashes, size and checksum of every file and of itself
+
+It is written elsewhere and renamed when every rank has finished; then the file `latest` names it. The last two are kept.
 """
 
 import json
+import os
 import shutil
-import threading
+import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+import torch.distributed as dist
 from torch import Tensor
-from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from ecgmatch_dist.distributed import group_beside
+from ecgmatch_dist.dealt import Copies, Rows, Writer
+from ecgmatch_dist.distributed import Group, group_beside, rank, world
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence
-from ecgmatch_dist.files import checksum, sync_folder, write_atomic, write_json, write_text
+from ecgmatch_dist.files import describe, sync_folder, write_json, write_text
 from ecgmatch_dist.watchdog import during
 
 KEEP = 2
-
-
-@dataclass(frozen=True)
-class Block:
-    """Consecutive rows of the banks: what one rank owns, or wants to load."""
-
-    start: int
-    tensors: dict[str, Tensor]
+BEST = "best.safetensors"
+warnings.filterwarnings(
+    "ignore", "torch.distributed is disabled"
+)  # DCP, where there is one process: that is usual here
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. Tensors are read when asked for, and only the rows that are."""
+    """A checkpoint on disk."""
 
     folder: Path
     counters: dict[str, Any]
+    group: Group = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        with safe_open(self.folder / "state.safetensors", "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    def load(self, rows: Mapping[str, Rows]) -> dict[str, Tensor]:
+        """All tensors, in main memory; of `rows` only those that this rank holds. All ranks call it together."""
+        reader = HuggingFaceStorageReader(str(self.folder / "state"))
+        saved = reader.read_metadata().state_dict_metadata
+        state = {n: torch.empty(s.size, dtype=s.properties.dtype) for n, s in saved.items() if n not in rows}  # type: ignore[union-attr]
+        own = {name: torch.empty(block.own.shape, dtype=block.own.dtype) for name, block in rows.items()}
+        with during("checkpoint"):
+            load(
+                state | {name: block.dealt(own[name]) for name, block in rows.items()},
+                storage_reader=reader,
+                process_group=self.group,
+            )
+        return state | own
 
-    def rows(self, start: int, stop: int) -> Iterable[Block]:
-        """The saved blocks cut to the rows [start, stop), whatever blocks they were saved in."""
-        for path in sorted(self.folder.glob("bank-*.safetensors")):
-            first = int(path.stem.split("-")[1])
-            with safe_open(path, "pt") as file:
-                names = list(file.keys())
-                length = file.get_slice(names[0]).get_shape()[0]
-                low, high = max(start, first), min(stop, first + length)
-                if low < high:
-                    yield Block(low, {n: file.get_slice(n)[low - first : high - first] for n in names})
+    @property
+    def best(self) -> Path | None:
+        """The weights of the model that was kept at this step, if there was one."""
+        path = self.folder / BEST
+        return path if path.is_file() else None
 
 
 class Checkpointer:
     """Saves in the background and finds what can be resumed. Every rank has one and calls it at the same steps."""
 
     def __init__(self, folder: Path, fits: Mapping[str, str], fence: Fence | None = None) -> None:
-        """`fits` are the hashes (configuration, split) that a checkpoint must carry to be resumed from."""
+        """`fits` are the hashes (configuration, manifest, split) that a checkpoint must carry to be resumed from."""
         self.folder, self.fits, self.fence = folder, dict(fits), fence
-        self.distributed = dist.is_initialized() and dist.get_world_size() > 1
-        self.rank = dist.get_rank() if self.distributed else 0
         # Saving meets on a group of its own: its collectives must not interleave with those of the training step.
         self.group = group_beside()
-        self.thread: threading.Thread | None = None
-        self.error: BaseException | None = None
-        self.places: dict[tuple[str, str], Tensor] = {}
-        if self.rank == 0:
+        self.copies = Copies()
+        self.saving: Future[Any] | None = None
+        if rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], block: Block | None, counters: Mapping[str, Any]) -> None:
-        """Copy the state and write it behind the next steps. `block` is None on ranks that hold a second copy of the rows."""
+    def save(
+        self, step: int, state: Mapping[str, Tensor | Rows], counters: Mapping[str, Any], best: Path | None = None
+    ) -> None:
+        """Copy the state and write it behind the next steps. Of tensors, rank 0's count; of rows, those of all ranks that bring
+        any. `best`: weights to keep with it."""
         self.wait()
-        state = self._copy("state", tensors) if self.rank == 0 else {}
-        rows = self._copy("bank", block.tensors) if block else {}
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()
-        first = block.start if block else 0
-        self.thread = threading.Thread(target=self._guarded, args=(step, state, first, rows, dict(counters)))
-        self.thread.start()
-
-    def _copy(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors in main memory, in the same place at each save: fresh memory would cost most of the time."""
-        out = {}
-        for name, tensor in tensors.items():
-            place = self.places.get((kind, name))
-            if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
-                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self.places[kind, name] = place
-            out[name] = place.copy_(tensor.detach(), non_blocking=True)
-        return out
+        unfinished = (self.fence.desk if self.fence else self.folder) / f"unfinished-{step:06d}"
+        mine = {name: value for name, value in state.items() if rank() == 0 or isinstance(value, Rows)}
+        finish = partial(self._publish, unfinished, step, dict(counters))
+        with self._explained():
+            if rank() == 0 and best and best.is_file():
+                hold(best, unfinished.with_suffix(".best"))  # now: the next validation may replace it
+            saving = async_save(
+                mine, storage_writer=Writer(unfinished, finish), process_group=self.group, async_stager=self.copies
+            )
+        assert isinstance(saving, Future)
+        self.saving = saving
 
     def wait(self) -> None:
         """Until the save under way is on disk; its error, if it had one, is raised here."""
-        if self.thread:
-            self.thread.join()
-            self.thread = None
-        if isinstance(self.error, UserError):
-            raise self.error
-        if self.error:
-            raise UserError(f"{self.folder}: the checkpoint could not be written: {self.error}") from self.error
+        if self.saving:
+            saving, self.saving = self.saving, None
+            with self._explained(), during("checkpoint"):
+                saving.result()
 
-    def _guarded(self, *args: Any) -> None:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of all ranks as one that says what went wrong, or that a newer copy of the run has taken over."""
         try:
-            self._write(*args)
-        except Exception as error:
-            self.error = self.fence.explain(error) if self.fence else error
+            yield
+        except CheckpointException as error:
+            number, (cause, _) = min(error.failures.items())
+            raise self._reason(cause, f"rank {number}: {cause}") from error
+        except OSError as error:
+            raise self._reason(error, str(error)) from error
 
-    def _write(
-        self, step: int, state: dict[str, Tensor], first: int, rows: dict[str, Tensor], counters: dict[str, Any]
-    ) -> None:
-        unfinished = (self.fence.desk if self.fence else self.folder) / f"unfinished-{step:06d}"
-        if self.rank == 0:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-        self._gather({})
-        mine = {}
-        if rows and len(next(iter(rows.values()))):
-            mine[f"bank-{first:012d}.safetensors"] = rows
-        if self.rank == 0:
-            mine["state.safetensors"] = state
-        for name, tensors in mine.items():
-            write_atomic(unfinished / name, partial(save_file, tensors))
-        files = self._gather({name: describe(unfinished / name) for name in mine})
-        if self.rank == 0:
-            record = {"step": step, "fits": self.fits, "files": files, "counters": counters}
-            write_json(unfinished / "state.json", record | {"checksum": checksum_of(record)})
-            self._publish(unfinished, f"step-{step:06d}.{self.fence.generation if self.fence else 1}")
+    def _reason(self, cause: BaseException, text: str) -> BaseException:
+        if isinstance(cause, UserError):
+            return cause
+        reason = UserError(f"{self.folder}: the checkpoint could not be written: {text}")
+        return self.fence.explain(reason) if self.fence else reason
 
-    def _publish(self, unfinished: Path, name: str) -> None:
-        """Put a checkpoint in its place, point to it, and drop what is too old."""
+    def _publish(self, unfinished: Path, step: int, counters: dict[str, Any], files: dict[str, Any]) -> None:
+        """Rank 0, when all ranks have written: add the record, put the folder in its place, point to it, drop the too old."""
+        kept = unfinished.with_suffix(".best")
+        if kept.exists():
+            kept.replace(unfinished / BEST)
+            files |= {BEST: describe(unfinished / BEST)}
+        record = {"step": step, "fits": self.fits, "files": dict(sorted(files.items())), "counters": counters}
+        sync_folder(unfinished / "state")
+        write_json(unfinished / "state.json", record | {"checksum": checksum_of(record)})
+        name = f"step-{step:06d}.{self.fence.generation if self.fence else 1}"
         if self.fence:
             self.fence.check()
         unfinished.rename(self.folder / name)
@@ -148,15 +150,6 @@ class Checkpointer:
         for old in sorted(self.folder.glob("step-*"), key=generation_and_step)[:-KEEP]:
             shutil.rmtree(old)
 
-    def _gather(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """The ranks' facts in one; no rank goes on before all have come here."""
-        every: list[dict[str, Any]] = [mine]
-        if self.distributed:
-            every *= dist.get_world_size()
-            with during("checkpoint"):
-                dist.all_gather_object(every, mine, group=self.group)
-        return {name: value for facts in every for name, value in sorted(facts.items())}
-
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole and belongs to this run, and what is to be said about those that are not.
 
@@ -164,7 +157,7 @@ class Checkpointer:
         """
         notes: list[str] = []
         answer: list[Any] = [None, notes, None]
-        if self.rank == 0:
+        if rank() == 0:
             for folder in self._candidates(notes):
                 try:
                     answer[0] = (folder.name, self._read(folder))
@@ -174,12 +167,12 @@ class Checkpointer:
                     break
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     notes.append(f"{folder} is damaged ({error}): trying the one before")
-        if self.distributed:
+        if world() > 1:
             dist.broadcast_object_list(answer, src=0, group=self.group)
         found, notes, refusal = answer
         if refusal:
             raise UserError(refusal)
-        return (Checkpoint(self.folder / found[0], found[1]) if found else None), notes
+        return (Checkpoint(self.folder / found[0], found[1], self.group) if found else None), notes
 
     def _candidates(self, notes: list[str]) -> list[Path]:
         """What `latest` names and what the folder lists, newest first: a listing can be older than the pointer (NFS), and the
@@ -213,9 +206,13 @@ class Checkpointer:
         return {"step": record["step"], **record["counters"]}
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """By which a file is known again."""
-    return {"bytes": path.stat().st_size, "checksum": checksum(path)}
+def hold(path: Path, to: Path) -> None:
+    """A second name for a file that is only ever replaced as a whole; a copy where the file system has no such names."""
+    to.unlink(missing_ok=True)
+    try:
+        os.link(path, to)
+    except OSError:
+        shutil.copyfile(path, to)
 
 
 def checksum_of(record: dict[str, Any]) -> str:

@@ -17,6 +17,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Make what was written survive a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_atomic(
     path: Path,
     write: Callable[[Path], object],
@@ -28,8 +34,7 @@ def write_atomic(
     temporary = (desk or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(temporary)
         if check:
             check()
         temporary.replace(path)
@@ -57,3 +62,8 @@ def checksum(path: Path) -> str:
         while piece := file.read(1 << 20):
             value = zlib.crc32(piece, value)
     return f"{value:08x}"
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """By which a file is known again."""
+    return {"bytes": path.stat().st_size, "checksum": checksum(path)}

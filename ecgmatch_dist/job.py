@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.checkpoint import Checkpointer, pack_optimizer, unpack_optimizer
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.labels import load_scheme
-from ecgmatch_dist.data.splits import Split
+from ecgmatch_dist.data.splits import Split, digest
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite
+from ecgmatch_dist.dealt import Rows
 from ecgmatch_dist.diagnostics import Diagnostics
 from ecgmatch_dist.distributed import Ranks, barrier, to_device
 from ecgmatch_dist.evaluate import Predictions, predict
@@ -106,17 +107,21 @@ class Job(Learner):
         device = self.ranks.device
         return to_device(batch.ids, device), to_device(batch.x, device).to(self.dtype)
 
+    def bank_rows(self) -> dict[str, Rows]:
+        """This rank's block of the banks, for checkpoints."""
+        bank = self.bank
+        return {f"bank.{n}": Rows(t, bank.rows, bank.within) for n, t in bank.state().items()} if bank else {}
+
     def save(self) -> None:
         """Everything that the next step depends on, behind the next steps."""
-        tensors = {f"student.{n}": t for n, t in self.model.state_dict().items()}
-        tensors |= {f"teacher.{n}": t for n, t in self.teacher.module.state_dict().items()}
-        tensors |= {f"method.{n}": t for n, t in self.method.state_dict().items()}
-        tensors |= pack_optimizer(self.optimizer)
-        block = None
+        state: dict[str, Tensor | Rows] = {f"student.{n}": t for n, t in self.model.state_dict().items()}
+        state |= {f"teacher.{n}": t for n, t in self.teacher.module.state_dict().items()}
+        state |= {f"method.{n}": t for n, t in self.method.state_dict().items()}
+        state |= pack_optimizer(self.optimizer)
         if self.bank and self.bank.is_first_replica:
-            block = Block(self.bank.start, self.bank.state())
+            state |= self.bank_rows()
         counters = {"step": self.step, "best": vars(self.best), "seconds": self.seconds}
-        self.checkpointer.save(self.step, tensors, block, counters)
+        self.checkpointer.save(self.step, state, counters, self.folder.best if self.best.step else None)
 
     def resume(self) -> bool:
         """Go on from the latest checkpoint, if there is one; on any number of ranks."""
@@ -125,7 +130,7 @@ class Job(Learner):
             self.monitor.say(note)
         if checkpoint is None:
             return False
-        tensors = checkpoint.tensors()
+        tensors = checkpoint.load(self.bank_rows())
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -135,10 +140,11 @@ class Job(Learner):
         self.method.load_state_dict(part("method."))
         unpack_optimizer(self.optimizer, tensors)
         if self.bank:
-            for block in checkpoint.rows(self.bank.start, self.bank.stop):
-                self.bank.load(block.start, block.tensors)
+            self.bank.load(part("bank."))
         self.step, self.seconds = checkpoint.counters["step"], checkpoint.counters["seconds"]
         self.best = Best(**checkpoint.counters["best"])
+        if self.ranks.main and checkpoint.best:
+            self.folder.restore_best(checkpoint.best)
         return True
 
     def ended(self) -> str | None:
@@ -177,7 +183,7 @@ class Job(Learner):
 
     def load_best(self) -> None:
         barrier()
-        missing = self.kept.load_state_dict(load_file(self.folder.path / "best.safetensors"), strict=False)
+        missing = self.kept.load_state_dict(load_file(self.folder.best), strict=False)
         assert all(name.startswith("auxiliary.") for name in missing.missing_keys), missing
 
     def result(self, reason: str, measured: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +234,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts:
     seed = (config.seed or split.seed) + 1000 * config.member
     dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
-    weights = [load_file(start.path / "best.safetensors") for start in starts]
+    weights = [load_file(start.best) for start in starts]
     learner = build_learner(config, ranks, y_b, len(rows["unlabelled"]), seed, weights)
     share = (ranks.rank, ranks.world)
     own = Loaded(store, rows["labelled"])
@@ -243,6 +249,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts:
             *share,
             config.data.window or None,
         )
+    fits = {"configuration": config.meaning(), "manifest": digest(split.manifests), "split": split.sha256}
     monitor = Monitor(folder.path, ranks.main, config.optim.steps)
     if learner.bank:
         monitor.say(learner.bank.describe())
@@ -261,9 +268,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts:
         unlabelled=unlabelled,
         augment=ECGAugment(config.augment),
         monitor=monitor,
-        checkpointer=Checkpointer(
-            folder.path / "checkpoints", {"configuration": config.meaning(), "split": split.sha256}, folder.fence
-        ),
+        checkpointer=Checkpointer(folder.path / "checkpoints", fits, folder.fence),
         diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
         dtype=dtype,
         starts=[start.path.name for start in starts],

@@ -79,6 +79,11 @@ class RunFolder:
         self.path = path
 
     @property
+    def best(self) -> Path:
+        """Weights of the model that is kept."""
+        return self.path / "best.safetensors"
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
         path = self.path / "result.json"
@@ -113,7 +118,11 @@ class RunFolder:
         state = {name: t for name, t in model.state_dict().items() if not name.startswith("auxiliary.")}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         metadata = {name: json.dumps(value) for name, value in facts.items()}
-        self.fence.write(self.path / "best.safetensors", lambda path: save_file(tensors, path, metadata))
+        self.fence.write(self.best, lambda path: save_file(tensors, path, metadata))
+
+    def restore_best(self, kept: Path) -> None:
+        """Back to the weights that a checkpoint kept: those here may be of a step that is now to be done again."""
+        self.fence.write(self.best, lambda path: shutil.copyfile(kept, path))
 
     def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
         (self.path / "predictions").mkdir(exist_ok=True)

@@ -1,7 +1,9 @@
 """Checkpoints: whole or not there, re-sharded on load, refused when foreign, skipped when damaged."""
 
-import json
+import re
+import resource
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,16 +11,18 @@ import torch
 from ranks import run_processes
 from torch import Tensor
 
-from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.checkpoint import Checkpoint, Checkpointer, hold, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.dealt import Rows
 from ecgmatch_dist.errors import UserError
 
 FITS = {"configuration": "a", "split": "b"}
 
 
-def save(folder: Path, step: int, value: float = 0.0) -> Checkpointer:
+def save(folder: Path, step: int, value: float = 0.0, best: Path | None = None) -> Checkpointer:
     checkpointer = Checkpointer(folder, FITS)
-    block = Block(0, {"z": torch.arange(12.0).reshape(6, 2) + value})
-    checkpointer.save(step, {"student.w": torch.full((3,), value)}, block, {"seconds": 1.5})
+    rows = Rows(torch.arange(12.0).reshape(6, 2) + value, 6, None)
+    checkpointer.save(step, {"student.w": torch.full((3,), value), "bank.z": rows}, {"seconds": 1.5}, best)
     checkpointer.wait()
     return checkpointer
 
@@ -28,26 +32,81 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert found is not None
     assert notes == []
     assert found.counters == {"step": 10, "seconds": 1.5}
-    assert torch.equal(found.tensors()["student.w"], torch.full((3,), 2.0))
-    (block,) = found.rows(2, 5)
-    assert block.start == 2
-    assert torch.equal(block.tensors["z"], (torch.arange(12.0).reshape(6, 2) + 2)[2:5])
+    tensors = found.load({"bank.z": Rows(torch.empty(6, 2), 6, None)})
+    assert torch.equal(tensors["student.w"], torch.full((3,), 2.0))
+    assert torch.equal(tensors["bank.z"], torch.arange(12.0).reshape(6, 2) + 2)
+
+
+def test_tensors_of_any_kind_survive(tmp_path: Path) -> None:
+    """Without dimensions, without elements, of other types, and such as lie in memory in another order."""
+    state = {
+        "count": torch.tensor(7),
+        "chosen": torch.tensor([True, False]),
+        "none": torch.empty(0, 3),
+        "double": torch.tensor([0.1], dtype=torch.float64),
+        "half": torch.tensor([0.1], dtype=torch.bfloat16),
+        "weights": torch.randn(4, 5, 1, 3).to(memory_format=torch.channels_last),
+        "part": torch.arange(10)[2:5],
+    }
+    checkpointer = Checkpointer(tmp_path, FITS)
+    checkpointer.save(1, state, {})
+    checkpointer.wait()
+    found, _ = checkpointer.latest()
+    assert found is not None
+    loaded = found.load({})
+    assert loaded.keys() == state.keys()
+    for name, tensor in state.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor), name
+
+
+def test_a_checkpoint_holds_numbers_and_json(tmp_path: Path) -> None:
+    """Nothing in it can execute: DCP's usual format would have a pickle here."""
+    save(tmp_path, 5)
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert files == ["latest", "step-000005.1/state.json", "step-000005.1/state/rank-00000.safetensors"]
+
+
+def test_the_kept_model_belongs_to_the_checkpoint(tmp_path: Path) -> None:
+    best = tmp_path / "best.safetensors"
+    best.write_text("of step 4")
+    checkpointer = save(tmp_path / "checkpoints", 5, best=best)
+    best.unlink()  # as every writer of it does: a new file in its place
+    best.write_text("of step 8")
+    found, _ = checkpointer.latest()
+    assert found is not None
+    assert found.best is not None
+    assert found.best.read_text() == "of step 4"
+    found.best.write_text("damaged!!")
+    assert "best.safetensors has another checksum" in checkpointer.latest()[1][0]
 
 
 def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
     checkpointer, tensor = Checkpointer(tmp_path, FITS), torch.zeros(1000)
-    checkpointer.save(1, {"student.w": tensor}, None, {})
+    checkpointer.save(1, {"student.w": tensor}, {})
     tensor.fill_(1.0)
     checkpointer.wait()
     found, _ = checkpointer.latest()
     assert found is not None
-    assert found.tensors()["student.w"].sum() == 0
+    assert found.load({})["student.w"].sum() == 0
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000010.1", "step-000015.1"]
+
+
+def test_a_file_is_held_also_on_another_file_system(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system here")
+    (tmp_path / "best").write_text("1")
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        for content in ("1", "2"):  # the second time there is something in its place
+            (tmp_path / "best").write_text(content)
+            hold(tmp_path / "best", Path(folder) / "held")
+            assert (Path(folder) / "held").read_text() == content
 
 
 def flip(path: Path, at: int) -> None:
@@ -57,7 +116,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "bank-000000000000.safetensors"])
+@pytest.mark.parametrize("name", ["state.json", "state/rank-00000.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "middle", "end"])
 def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, name: str, damage: str) -> None:
     save(tmp_path, 5, 1.0)
@@ -73,7 +132,7 @@ def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, name: str, damage:
     assert found is not None
     assert found.counters["step"] == 5
     assert "step-000010.1 is damaged" in notes[0]
-    assert torch.equal(found.tensors()["student.w"], torch.ones(3))
+    assert torch.equal(found.load({})["student.w"], torch.ones(3))
 
 
 def test_the_pointer_names_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +197,8 @@ def test_an_error_in_the_background_is_raised(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "checkpoints", FITS)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("a file where the folder was")
-    checkpointer.save(1, {"w": torch.zeros(1)}, None, {})
-    with pytest.raises(UserError, match="could not be written"):
+    checkpointer.save(1, {"w": torch.zeros(1)}, {})
+    with pytest.raises(UserError, match=r"could not be written: rank 0: \[Errno 20\] Not a directory"):
         checkpointer.wait()
 
 
@@ -172,23 +231,66 @@ def test_the_optimiser_survives(kind: object, fused: bool) -> None:
     assert torch.equal(first, second)
 
 
-def _save_on_rank(rank: int, world: int, folder: str) -> None:
-    checkpointer = Checkpointer(Path(folder), FITS)
-    rows = torch.arange(rank * 4.0, rank * 4.0 + 4).reshape(4, 1)
+def bank_of(shard_group: int) -> MemoryBank:
+    return MemoryBank(7, dim=2, classes=1, k=1, batch=4, shard_group=shard_group, backend="torch", overlap=False)
+
+
+def rows_of(bank: MemoryBank) -> dict[str, Rows]:
+    return {f"bank.{name}": Rows(t, bank.rows, bank.within) for name, t in bank.state().items()}
+
+
+WHOLE = {"z": torch.arange(14.0).reshape(7, 2), "p": torch.arange(7.0)[:, None] / 7, "written": torch.arange(7) * 3}
+
+
+def _save_on_rank(rank: int, world: int, folder: str, shard_group: int) -> None:
+    bank, checkpointer = bank_of(shard_group), Checkpointer(Path(folder), FITS)
+    bank.load({name: whole[bank.start : bank.stop] for name, whole in WHOLE.items()})
+    rows = rows_of(bank) if bank.is_first_replica else {}
     for step in (1, 2):
-        checkpointer.save(step, {"student.w": torch.full((2,), 1.0 + rank)}, Block(rank * 4, {"z": rows + step}), {})
+        checkpointer.save(step, {"student.w": torch.full((2,), 1.0 + rank), **rows}, {})
     checkpointer.wait()
-    found, _ = checkpointer.latest()
-    assert found is not None
-    assert found.counters["step"] == 2
 
 
-def test_saved_on_two_ranks_loaded_on_any(tmp_path: Path) -> None:
-    run_processes(2, _save_on_rank, str(tmp_path))
-    found, _ = Checkpointer(tmp_path, FITS).latest()
+def _load_on_rank(rank: int, world: int, folder: str, shard_group: int) -> None:
+    found, _ = Checkpointer(Path(folder), FITS).latest()
     assert found is not None
-    rows = torch.cat([block.tensors["z"] for block in found.rows(0, 8)])
-    assert torch.equal(rows[:, 0], torch.arange(8.0) + 2)
-    assert [block.start for block in found.rows(3, 5)] == [3, 4]
-    assert json.loads((tmp_path / "step-000002.1" / "state.json").read_text())["fits"] == FITS
-    assert torch.equal(found.tensors()["student.w"], torch.ones(2))  # rank 0's copy of what all hold alike
+    bank = bank_of(shard_group)
+    tensors = found.load(rows_of(bank))
+    bank.load({name: tensors[f"bank.{name}"] for name in WHOLE})
+    for name, own in bank.state().items():
+        assert torch.equal(own, WHOLE[name][bank.start : bank.stop]), (name, rank)
+    assert torch.equal(tensors["student.w"], torch.ones(2))  # rank 0's of what all hold alike
+
+
+@pytest.mark.parametrize(("world", "shard_group", "files"), [(1, 1, 1), (4, 4, 4), (4, 2, 2), (3, 1, 1)])
+def test_saved_on_some_ranks_loaded_on_any(tmp_path: Path, world: int, shard_group: int, files: int) -> None:
+    """Also in blocks of which the last one is empty; each row is written once, however many copies there are."""
+    run_processes(world, _save_on_rank, str(tmp_path), shard_group)
+    assert len(list((tmp_path / "step-000002.1" / "state").iterdir())) == files
+    loaded = Checkpoint(tmp_path / "step-000002.1", {}).load({})  # without a group: in one piece
+    for name, whole in WHOLE.items():
+        assert torch.equal(loaded[f"bank.{name}"], whole)
+    for other, other_group in ((1, 1), (2, 2), (4, 2), (5, 5)):
+        run_processes(other, _load_on_rank, str(tmp_path), other_group)
+
+
+def _save_with_a_limit(rank: int, world: int, folder: str) -> str:
+    """The second rank may not write files of more than 100 bytes."""
+    checkpointer, bank = Checkpointer(Path(folder), FITS), bank_of(2)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, usual[1]))
+    checkpointer.save(1, rows_of(bank), {})
+    try:
+        with pytest.raises(UserError) as told:
+            checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    return str(told.value)
+
+
+def test_an_error_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
+    said = run_processes(2, _save_with_a_limit, str(tmp_path))
+    assert re.search("could not be written: rank 1: .*File too large", said[0])
+    assert said[0] == said[1]
+    assert list(tmp_path.glob("step-*")) == []

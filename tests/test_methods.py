@@ -141,7 +141,7 @@ def test_state_survives(settings: Any) -> None:
     resumed.optimizer.load_state_dict(killed.optimizer.state_dict())
     resumed.method.load_state_dict({k: v.clone() for k, v in killed.method.state_dict().items()})
     if resumed.bank and killed.bank:
-        resumed.bank.load(0, killed.bank.state())
+        resumed.bank.load(killed.bank.state())
     resumed.step = killed.step
     for _ in range(STEPS - 1):
         untouched.one()

@@ -1,15 +1,22 @@
-"""Saving: the time that a run stands still for its checkpoints, against torch.save of the same state between two steps."""
+"""Saving: the time that a run stands still for its checkpoints, against torch.save of the same state between two steps and
+against torch.distributed.checkpoint as it comes."""
 
+import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from ecgmatch_dist.bench import Comparison, interleave, show
-from ecgmatch_dist.checkpoint import Block, Checkpointer, pack_optimizer
+from ecgmatch_dist.bench import Comparison, show
+from ecgmatch_dist.checkpoint import Checkpointer, pack_optimizer
 from ecgmatch_dist.config import Model, Optim
 from ecgmatch_dist.model import build_model
 from ecgmatch_dist.schedule import build_optimizer
@@ -27,15 +34,25 @@ def run_state(rows: int, width: int, classes: int) -> tuple[dict[str, Tensor], d
     return tensors | pack_optimizer(optimizer), bank
 
 
-def steps(count: int, seconds: float, save: Callable[[int], None]) -> None:
-    """A training loop that computes for `seconds` a step, on all threads but in pieces, and saves in the middle."""
-    x = torch.randn(256, 256)
-    for step in range(1, count + 1):
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            x = torch.tanh(x @ x / 16)
+def steps(count: int, seconds: float, save: Callable[[], "Future[Any] | None"]) -> dict[str, float]:
+    """A training loop that computes for `seconds` a step and saves in the middle: how long the save held it up, and the longest
+    pause between two of its operations afterwards, when the files are being written."""
+    x, pause, stall, saving = torch.randn(64, 64), 0.0, 0.0, None
+    for step in range(count):
         if step == count // 2:
-            save(step)
+            begin = time.perf_counter()
+            saving = save()
+            stall = time.perf_counter() - begin
+        now = time.perf_counter()
+        end = now + seconds
+        while now < end:
+            x = torch.tanh(x @ x / 8)
+            before, now = now, time.perf_counter()
+            if step >= count // 2:
+                pause = max(pause, now - before)
+    if saving:
+        saving.result()
+    return {"stall": stall, "pause": pause}
 
 
 def main(
@@ -52,43 +69,57 @@ def main(
         to: Folder to write into, on the file system that is meant; default: the temporary one.
     """
     tensors, bank = run_state(rows, width, classes)
-    size = sum(t.nbytes for t in (*tensors.values(), *bank.values())) / 2**20
-    count = 12
+    state = tensors | bank
+    size = sum(t.nbytes for t in state.values()) / 2**20
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=to) as name:
         folder, number = Path(name), iter(range(1, 10**6))
         checkpointer = Checkpointer(folder / "ours", {})
-        stalls: dict[str, list[float]] = {"ours": [], "torch.save": []}
 
-        def timed(way: str, save: Callable[[], object]) -> Callable[[int], None]:
-            def run(at: int) -> None:
-                begin = time.perf_counter()
-                save()
-                stalls[way].append(time.perf_counter() - begin)
+        def ours() -> "Future[Any] | None":
+            checkpointer.save(next(number), state, {})
+            return checkpointer.saving
 
-            return run
+        def plain() -> "Future[Any] | None":
+            torch.save(state, folder / "theirs.pt")
+            return None
 
-        def ours() -> None:
-            checkpointer.save(next(number), tensors, Block(0, bank), {"step": 1})
+        def theirs() -> "Future[Any] | None":
+            saving = async_save(state, storage_writer=FileSystemWriter(folder / f"theirs-{next(number)}"))
+            assert isinstance(saving, Future)
+            return saving
 
-        def theirs() -> None:
-            torch.save({"state": tensors, "bank": bank}, folder / "theirs.pt")
+        for _ in range(repeats):
+            for way, save in {"ours": ours, "torch.save": plain, "async_save": theirs}.items():
+                found[way].append(steps(12, step, save))
+    middle = {
+        way: {kind: 1e3 * statistics.median(run[kind] for run in runs) for kind in ("stall", "pause")}
+        for way, runs in found.items()
+    }
 
-        ways: dict[str, Callable[[], object]] = {
-            "nothing": lambda: steps(count, step, lambda at: None),
-            "ours": lambda: steps(count, step, timed("ours", ours)),
-            "torch.save": lambda: steps(count, step, timed("torch.save", theirs)),
-        }
-        interleave(ways, repeats)
-        checkpointer.wait()
-    lost = {way: sorted(values)[len(values) // 2] for way, values in stalls.items()}
-    note = "copied, then written and synced to disk behind the next steps; torch.save does not sync"
-    ratio = lost["torch.save"] / lost["ours"]
-    row = Comparison(
-        "the loop stands still", "torch.save", 1e3 * lost["ours"], 1e3 * lost["torch.save"], "ms", ratio, note
-    )
-    show(f"A checkpoint of {size:.0f} MiB", [row], to=None)
-    shares = {way: seconds / (200 * step) for way, seconds in lost.items()}
+    def row(what: str, instead: str, kind: str, note: str) -> Comparison:
+        ours, other = middle["ours"][kind], middle[instead][kind]
+        return Comparison(what, instead, ours, other, "ms", other / ours, note)
+
+    copied = "copied, then written and synced to disk behind the next steps"
+    comparisons = [
+        row("the loop stands still", "torch.save", "stall", f"{copied}; torch.save does not sync"),
+        row(
+            "the loop stands still",
+            "async_save",
+            "stall",
+            "torch.distributed.checkpoint as it comes: fresh memory each time",
+        ),
+        row(
+            "longest pause behind it",
+            "async_save",
+            "pause",
+            "between two operations of the loop while files are written",
+        ),
+    ]
+    show(f"A checkpoint of {size:.0f} MiB", comparisons, to=None)
+    shares = {way: 1e-3 * middle[way]["stall"] / (200 * step) for way in middle}
     print(
         f"A checkpoint every 200 steps of {step:g} s costs {shares['ours']:.3%} of the time, "
-        f"torch.save {shares['torch.save']:.3%}"
+        f"torch.save {shares['torch.save']:.3%}, async_save {shares['async_save']:.3%}"
     )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from test_train import final_state
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -104,15 +104,6 @@ def wait_for_step(run: Path, step: int) -> None:
 def steps_of(run: Path) -> list[int]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record["step"] for record in records if record["kind"] == "train"]
-
-
-def final_state(run: Path) -> dict[str, torch.Tensor]:
-    """Everything that a finished run holds: the last checkpoint, the banks in one piece, the kept weights."""
-    last = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name)
-    state = {f"best.{k}": v for k, v in load_file(run / "best.safetensors").items()}
-    state |= {f"last.{k}": v for k, v in load_file(last / "state.safetensors").items()}
-    blocks = [load_file(path) for path in sorted(last.glob("bank-*.safetensors"))]
-    return state | {f"bank.{name}": torch.cat([block[name] for block in blocks]) for name in (blocks or [{}])[0]}
 
 
 def assert_same_bits(a: Path, b: Path) -> None:

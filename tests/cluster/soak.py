@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harm import final_state, steps_of
+from harm import steps_of
 from shard_factory import make_shards, random_codes
-from test_train import learnable, tiny
+from test_train import final_state, learnable, tiny
 from torch import distributed as dist
 
 from ecgmatch_dist.checkpoint import generation_and_step
