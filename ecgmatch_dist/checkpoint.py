@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from ecgmatch_dist.dealt import Copies, Rows, Writer
 from ecgmatch_dist.distributed import Group, group_beside, rank, world
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.fence import Fence
+from ecgmatch_dist.fence import REMEDY, Fence
 from ecgmatch_dist.files import describe, sync_folder, write_json, write_text
 from ecgmatch_dist.watchdog import during
 
@@ -120,17 +120,17 @@ class Checkpointer:
         """Errors of all ranks as one that says what went wrong, or that a newer copy of the run has taken over."""
         try:
             yield
-        except CheckpointException as error:
-            number, (cause, _) = min(error.failures.items())
-            raise self._reason(cause, f"rank {number}: {cause}") from error
-        except OSError as error:
-            raise self._reason(error, str(error)) from error
-
-    def _reason(self, cause: BaseException, text: str) -> BaseException:
-        if isinstance(cause, UserError):
-            return cause
-        reason = UserError(f"{self.folder}: the checkpoint could not be written: {text}")
-        return self.fence.explain(reason) if self.fence else reason
+        except (CheckpointException, OSError) as error:
+            cause: BaseException = error
+            where = ""
+            if isinstance(error, CheckpointException):
+                number, (cause, _) = min(error.failures.items())
+                where = f"rank {number}: "
+            if isinstance(cause, UserError):
+                raise cause from error
+            if self.fence:
+                self.fence.blame(error)
+            raise UserError(f"{self.folder}: the checkpoint could not be written: {where}{cause}. {REMEDY}") from error
 
     def _publish(self, unfinished: Path, step: int, counters: dict[str, Any], files: dict[str, Any]) -> None:
         """Rank 0, when all ranks have written: add the record, put the folder in its place, point to it, drop the too old."""

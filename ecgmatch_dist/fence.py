@@ -22,9 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files import json_text, sync_folder, write_atomic
 
+REMEDY = "Make room or mend the disk; the same command goes on from the last checkpoint"
 EVERY = 1.0  # seconds between looks that no write asks for
 
 
@@ -98,8 +101,9 @@ class Fence:
         """Put a file in its place, unless a newer copy has taken over."""
         try:
             write_atomic(path, write, self.check, self.desk)
-        except Exception as error:
-            raise self.explain(error) from error
+        except (OSError, SafetensorError) as error:
+            self.blame(error)
+            raise UserError(f"{path}: could not be written: {error}. {REMEDY}") from error
 
     def write_text(self, path: Path, text: str) -> None:
         self.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -107,13 +111,12 @@ class Fence:
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json_text(value))
 
-    def explain(self, error: Exception) -> Exception:
-        """Why a write failed: because a newer copy has cleared this one's desk, or for the reason that `error` names."""
+    def blame(self, error: BaseException) -> None:
+        """If a newer copy has taken over and cleared this one's desk, that is why a write failed: raise that instead."""
         try:
             self.look()
         except UserError as reason:
-            return reason
-        return error
+            raise reason from error
 
     def leave(self) -> None:
         """Called by each rank at the end of the run: the last one takes the empty desk away."""

@@ -250,7 +250,7 @@ def build(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts:
             config.data.window or None,
         )
     fits = {"configuration": config.meaning(), "manifest": digest(split.manifests), "split": split.sha256}
-    monitor = Monitor(folder.path, ranks.main, config.optim.steps)
+    monitor = Monitor(folder.path, ranks.main, config.optim.steps, folder.fence)
     if learner.bank:
         monitor.say(learner.bank.describe())
     return Job(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -39,26 +40,31 @@ def main(runs: Path = Path("runs"), port: int = 6006, host: str = "127.0.0.1") -
 class Monitor:
     """Rank 0's eyes. On other ranks, and after `close`, every call does nothing."""
 
-    def __init__(self, folder: Path, active: bool, steps: int) -> None:
-        self.folder, self.active, self.steps, self.title = folder, active, steps, folder.name
+    def __init__(self, folder: Path, active: bool, steps: int, fence: Fence) -> None:
+        self.folder, self.active, self.steps, self.title, self.fence = folder, active, steps, folder.name, fence
         self.console = Console(stderr=True)
         self.progress: Progress | None = None
         self.started = False
         if active:
-            self.log = (folder / "log.txt").open("a", encoding="utf-8")
+            path = folder / "log.txt"
+            if (
+                path.exists()
+            ):  # a new file: what an older copy of the run adds to the one that it has open is seen by nobody
+                fence.write(path, lambda temporary: shutil.copyfile(path, temporary))
+            self.log = path.open("a", encoding="utf-8")
             # Warnings of the parts (a search backend left out, a recall too low) belong to the record.
             self.handler = logging.StreamHandler(self.log)
             self.handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
             logging.getLogger("ecgmatch_dist").addHandler(self.handler)
 
-    def start(self, step: int, fence: Fence) -> None:
+    def start(self, step: int) -> None:
         """Begin to record behind `step`, the last one that counts: 0, or the checkpoint's."""
         if not self.active:
             return
         self.started = True
-        forget_after(self.folder / "metrics.jsonl", step, fence)
+        forget_after(self.folder / "metrics.jsonl", step, self.fence)
         self.file = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        # purge_step hides what an interrupted run wrote beyond its last checkpoint: one curve across restarts.
+        # purge_step hides what lies in older files beyond the last checkpoint, also if it comes late: one curve.
         self.board = SummaryWriter(str(self.folder / "tb"), purge_step=step + 1)
         if self.console.is_terminal:
             columns = (
@@ -162,7 +168,7 @@ class Monitor:
 
 def forget_after(path: Path, step: int, fence: Fence) -> None:
     """Drop the records beyond `step`: the resumed run writes them again. A line cut by a kill is dropped too. It is a new file
-    in any case: what an older copy adds to the one that it has open is seen by nobody."""
+    in any case, as log.txt is."""
     if not path.exists():
         return
     kept = []

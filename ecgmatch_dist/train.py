@@ -25,6 +25,7 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.distributed import Ranks, all_sum_nograd, session
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.fence import REMEDY
 from ecgmatch_dist.interrupt import Interrupt
 from ecgmatch_dist.job import Job, build
 from ecgmatch_dist.learner import Learner
@@ -182,7 +183,7 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
     folder.enter(config, ranks)
     job = build(config, ranks, folder, split, starts)
     resumed = job.resume()
-    job.monitor.start(job.step, folder.fence)
+    job.monitor.start(job.step)
     if resumed:
         job.monitor.say(f"resumed at step {job.step}")
     interrupt = Interrupt(folder.fence)
@@ -194,6 +195,9 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
                 job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
                 raise Stopped(interrupt.warned)
             finish(job, reason)
+    except OSError as error:
+        folder.fence.blame(error)
+        raise UserError(f"{folder.path}: {error}. {REMEDY}") from error
     finally:
         interrupt.close()
         job.monitor.close()

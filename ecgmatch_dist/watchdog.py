@@ -78,8 +78,9 @@ def during(name: str, step: int | None = None) -> Iterator[None]:
 
 def failed_collective(error: BaseException | None) -> str | None:
     """The name of the collective whose failure lies behind an error."""
-    found = None
-    while error is not None:
+    found, seen = None, set[int]()
+    while error is not None and id(error) not in seen:  # an error may have been raised from itself
+        seen.add(id(error))
         if lost_peer(error):
             found = error.name if isinstance(error, CollectiveFailed) else found or "a collective"
         error = error.__cause__ or error.__context__

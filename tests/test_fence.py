@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_train import command, data, tiny, wait_for_step  # noqa: F401 (data is a fixture)
 
 from ecgmatch_dist.checkpoint import Checkpointer
@@ -151,17 +152,25 @@ def test_a_checkpoint_that_comes_late_does_not_come(tmp_path: Path) -> None:
 
 
 def test_a_line_that_comes_late_is_in_no_file(tmp_path: Path) -> None:
-    old = Monitor(tmp_path, active=True, steps=9)
-    old.start(0, Fence.take(tmp_path))
+    """Neither in the numbers nor in the log nor in what TensorBoard reads."""
+    old = Monitor(tmp_path, active=True, steps=9, fence=Fence.take(tmp_path))
+    old.start(0)
+    old.say("one")
     old.scalars(1, "train", {"loss": 1.0})
-    new = Monitor(tmp_path, active=True, steps=9)
-    new.start(1, Fence.take(tmp_path))
-    old.scalars(2, "train", {"loss": 2.0})  # it had looked before
+    old.board.flush()
+    new = Monitor(tmp_path, active=True, steps=9, fence=Fence.take(tmp_path))
+    new.start(1)
+    old.say("late")  # it had looked before
+    old.scalars(2, "train", {"loss": 2.0})
+    new.say("two")
     new.scalars(2, "train", {"loss": 3.0})
     for monitor in (old, new):
         monitor.close()
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(record["step"], record["loss"]) for record in records] == [(1, 1.0), (2, 3.0)]
+    assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["one", "two"]
+    board = EventAccumulator(str(tmp_path / "tb"))
+    assert [(event.step, event.value) for event in board.Reload().Scalars("train/loss")] == [(1, 1.0), (2, 3.0)]
 
 
 def test_an_old_copys_heart_does_not_beat(tmp_path: Path) -> None:

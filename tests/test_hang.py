@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,33 @@ def test_torchrun_starts_a_run_again_that_hangs(data: Path, tmp_path: Path) -> N
     assert steps[-1] == 30
 
 
+@pytest.mark.parametrize("what", ["the checkpoint", "the kept model"])
+def test_a_full_disk_ends_all_ranks(data: Path, tmp_path: Path, what: str) -> None:  # noqa: F811
+    """Files may not grow beyond 60 KiB: the first large one cannot be written, and nobody waits for it."""
+    every = ("--runtime.save-every=2", "--evaluate.every=100")
+    options = every if what == "the checkpoint" else ("--runtime.save-every=100", "--evaluate.every=2")
+    config = tiny(data, tmp_path / "runs")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    start = [sys.executable, *launcher, *command(config)[1:], "--init=scratch", "--runtime.timeout-minutes=1", *options]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 60; exec "$@"', "bash", *start],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,  # less than a collective would wait
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    named = "checkpoints: the checkpoint" if what == "the checkpoint" else "best.safetensors:"
+    assert re.search(f"^ecgmatch: .*{named} could not be written.*File too large.*goes on", done.stderr, re.M), (
+        done.stderr
+    )
+    assert "[rank0]: Traceback" not in done.stderr  # torchrun adds one of its own
+    folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert not (folder / "best.safetensors").exists()
+
+
 def _step(folder: Path) -> int:
     """The step that the ranks have come to."""
     try:
@@ -167,6 +195,9 @@ def test_only_lost_peers_are_taken_for_lost_peers() -> None:
         raise RuntimeError("shape [3] is invalid")
     assert failed_collective(caught.value) is None
     assert failed_collective(ValueError("gloo")) is None
+    circle = ValueError("raised from itself")
+    circle.__cause__ = circle
+    assert failed_collective(circle) is None
     with pytest.raises(CollectiveFailed, match=r"bank/rows: .*gloo") as lost, during("gradients"), during("bank/rows"):
         raise RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     assert failed_collective(lost.value) == "bank/rows"
