@@ -1,11 +1,13 @@
 """The loop, end to end on tiny shards: a run's record, resuming to the bit, equality across ranks."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed import session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
-from ecgmatch_dist.train import train
+from ecgmatch_dist.train import Stopped, train
 
 STEPS = 12
 
@@ -84,6 +86,14 @@ def assert_same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> 
     assert a.keys() == b.keys()
     different = [name for name in a if not torch.equal(a[name], b[name])]
     assert different == []
+
+
+def assert_near(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Equal as far as 64 bits go; the banks hold 32, where two nearly equal numbers may be rounded apart."""
+    assert a.keys() == b.keys()
+    for key in a:
+        bound = {"rtol": 1e-5, "atol": 1e-6} if key.startswith("bank.") else {"rtol": 1e-10, "atol": 1e-12}
+        torch.testing.assert_close(b[key], a[key], **bound, msg=lambda text, key=key: f"{key}: {text}")
 
 
 def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
@@ -262,11 +272,36 @@ def test_two_ranks_are_one(data: Path, tmp_path: Path, shard_group: Any) -> None
     run(one)
     run_processes(2, _train_on_rank, two)
     name = "within-chapman@0.2.s20.ecgmatch"
-    a, b = final_state(one.runs / name), final_state(two.runs / name)
-    assert a.keys() == b.keys()
-    for key in a:
-        # The banks hold 32-bit numbers: what differs in the last of 64 bits may be rounded apart.
-        bound = {"rtol": 1e-5, "atol": 1e-6} if key.startswith("bank.") else {"rtol": 1e-10, "atol": 1e-12}
-        torch.testing.assert_close(b[key], a[key], **bound, msg=lambda text, key=key: f"{key}: {text}")
+    assert_near(final_state(one.runs / name), final_state(two.runs / name))
     results = [json.loads((runs / name / "result.json").read_text()) for runs in (one.runs, two.runs)]
     assert results[0]["test"]["map"] == pytest.approx(results[1]["test"]["map"], abs=1e-12)
+
+
+def _train_a_little_on_rank(rank: int, world: int, config: Config, until: float) -> None:
+    torch.set_num_threads(1)
+    os.environ["ECGMATCH_STOP_AT"] = str(until)
+    with suppress(Stopped):
+        run(config)
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_order_and_the_same_banks(data: Path, tmp_path: Path) -> None:
+    """Two ranks begin, four with two copies of the banks go on, one ends: as if one had done it all."""
+    runtime = Runtime(device="cpu", precision="fp64", log_every=1, save_every=0)
+    one = tiny(data, tmp_path / "one", runtime=runtime, init="scratch")
+    moved = replace(one, runs=tmp_path / "moved")
+    run(one)
+    for world, shard_group in ((2, 2), (4, 2)):  # each stops itself after a step or two
+        run_processes(world, _train_a_little_on_rank, replace(moved, bank=Bank(shard_group=shard_group)), 1.0)
+    run_processes(1, _train_a_little_on_rank, replace(moved, bank=Bank(shard_group=1)), math.inf)
+    name = "within-chapman@0.2.s20.ecgmatch"
+    log = (moved.runs / name / "log.txt").read_text()
+    assert log.count("asked to stop: saved at step") == log.count("resumed at step") == 2
+    assert_near(final_state(one.runs / name), final_state(moved.runs / name))
+    results = [json.loads((runs / name / "result.json").read_text()) for runs in (one.runs, moved.runs)]
+    assert results[0]["test"]["map"] == pytest.approx(results[1]["test"]["map"], abs=1e-12)
+    lines = [(runs / name / "metrics.jsonl").read_text().splitlines() for runs in (one.runs, moved.runs)]
+    assert len(lines[0]) == len(lines[1])
+    for a, b in zip(*(map(json.loads, text) for text in lines), strict=True):
+        assert (a["step"], a["kind"]) == (b["step"], b["kind"])
+        number = "loss" if a["kind"] == "train" else "map"
+        assert a[number] == pytest.approx(b[number], rel=1e-9)
