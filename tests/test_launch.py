@@ -1,8 +1,11 @@
 """Sweeps: what a file means, what is refused, what is submitted; a site's sbatch file; status from run folders."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +267,23 @@ def test_logs(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no space left" in capsys.readouterr().out
     with pytest.raises(UserError, match="no run `z`"):
         status.logs("z", runs=submitted)
+
+
+def test_logs_are_followed_across_a_restart(submitted: Path) -> None:
+    log = submitted / "c" / "log.txt"
+    log.write_text("before\n")
+    command = [sys.executable, "-u", "-m", "ecgmatch_dist", "logs", "c", "--runs", str(submitted), "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = iter(process.stdout.readline, "")
+            assert any("before" in line for line in lines)
+            (submitted / "c" / "new").write_text("before\nresumed at step 2\n")
+            (submitted / "c" / "new").replace(log)
+            assert any("resumed at step 2" in line for line in lines)
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+    assert process.returncode == 0
 
 
 def test_choose_looks_at_validation(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:

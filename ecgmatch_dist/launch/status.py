@@ -2,8 +2,10 @@
 
 import json
 import statistics
+import subprocess
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -177,13 +179,20 @@ def main(
             live.update(show(rows, name), refresh=True)
 
 
-def logs(run: tyro.conf.Positional[str], /, runs: Path = Path("runs"), lines: int = 40) -> None:
+def logs(
+    run: tyro.conf.Positional[str],
+    /,
+    runs: Path = Path("runs"),
+    lines: int = 40,
+    follow: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
     """The end of a run's log, and of what its latest job wrote.
 
     Args:
         run: Name of the run.
         runs: Folder of runs.
         lines: How many of each.
+        follow: Go on with what is added, also across restarts, until Ctrl-C.
     """
     records = [
         r for path in runs.glob("sweeps/*/submissions.jsonl") for r in read_records(path.parent) if r["run"] == run
@@ -194,6 +203,10 @@ def logs(run: tyro.conf.Positional[str], /, runs: Path = Path("runs"), lines: in
         files += sorted(Path(last["folder"]).glob(f"{last['job']}_*_log.*"))
     if not any(path.is_file() for path in files):
         raise UserError(f"{runs}: no run `{run}` here; `ecgmatch status SWEEP` lists names")
+    if follow:
+        with suppress(KeyboardInterrupt):  # -F: a restarted run's log is another file of the same name
+            subprocess.call(["tail", "-n", str(lines), "-F", *map(str, files)])
+        return
     for path in files:
         if path.is_file() and path.stat().st_size:
             print(f"==> {path} <==")
