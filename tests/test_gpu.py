@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from ecgmatch_dist import keyed
 from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
+from ecgmatch_dist.dealt import Rows
 from ecgmatch_dist.distributed import Ranks
 from ecgmatch_dist.learner import Learner, build_learner
 from ecgmatch_dist.methods.base import Views
@@ -89,6 +92,18 @@ def test_two_ranks_over_nccl_are_one(tmp_path: Any, no_tf32: None) -> None:
     one = learn("cuda")
     for rank in range(2):
         assert_near(torch.load(tmp_path / f"{rank}.pt", weights_only=True), one, 1e-3)
+
+
+def test_a_checkpoint_is_copied_before_the_next_step(tmp_path: Path) -> None:
+    w = torch.zeros(1 << 24, device="cuda")
+    checkpointer = Checkpointer(tmp_path, {})
+    for step in range(2):  # the second time into memory that is there
+        checkpointer.save(step, {"w": w, "bank.z": Rows(w[None], 1, None)}, {})
+        w.fill_(step + 1)
+        checkpointer.wait()
+        found, _ = checkpointer.latest()
+        assert found is not None
+        assert [t.unique().tolist() for t in found.load({}).values()] == [[step], [step]]
 
 
 @pytest.mark.parametrize("draw", [keyed.uniform, keyed.normal, keyed.permutation])
