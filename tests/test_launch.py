@@ -18,6 +18,7 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import job, plan, site, slurm, status, sweep
 from ecgmatch_dist.launch.settings import change
+from ecgmatch_dist.launch.submissions import folder_of, write_records
 from ecgmatch_dist.methods.configs import ECGMatch, FixMatch
 
 RUNS = Path("runs")
@@ -149,20 +150,6 @@ def test_sites(tmp_path: Path) -> None:
     assert site.Site(gpus_per_node=4).ranks == 4
 
 
-def test_the_batch_file_is_a_script(tmp_path: Path) -> None:
-    text = sweep.sbatch_text("cross", tmp_path, replace(site.load("gpu"), nodes=2), 5)
-    for line in (
-        "--array=0-4%5",
-        "--nodes=2",
-        "--ntasks-per-node=4",
-        "--gpus-per-node=4",
-        "--requeue",
-        "--signal=USR2@180",
-    ):
-        assert f"#SBATCH {line}\n" in text, line
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-
-
 def crash(tmp_path: Path, code: int, restarts: int = 0, times: int = 1) -> str:
     """What the lines behind srun do, with a scontrol that writes down what it was asked."""
     shown = f"Requeue=1 Restarts={restarts} BatchFlag=1"
@@ -212,10 +199,10 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sweep of four runs: finished, running, failed and waiting, as Slurm would tell it."""
     names = ["a", "b", "c", "d"]
     config = Config().to_json() | {"optim": {"steps": 10}}
-    folder = sweep.folder_of(tmp_path, "small")
+    folder = folder_of(tmp_path, "small")
     for number, name in enumerate(names):
         record = {"run": name, "cluster": "slurm", "job": f"7_{number}", "folder": str(folder), "time": 1.0}
-        job.write_record(folder, record)
+        write_records(folder, [record])
     (folder / "plan.json").write_text(json.dumps([{"run": name, "starts": [], "config": config} for name in names]))
     make_run(tmp_path / "a", 10, done=True)
     make_run(tmp_path / "b", 6)
@@ -252,6 +239,13 @@ def test_only_what_is_neither_finished_nor_at_work_is_submitted(submitted: Path)
         "d": "pending as job 7_3",
         "e": "new",
     }
+
+
+def test_what_a_user_holds_is_said_to_be_held(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = slurm.Job("7_3", "PENDING", "", slurm.HELD)
+    monkeypatch.setattr(slurm, "living", lambda ids: {"7_3": held})
+    _, said = sweep.to_do([plan.Run("d", Config(), ())], submitted, "slurm")
+    assert said == {"d": "held (scontrol release 7_3) as job 7_3"}
 
 
 def test_one_submission_at_a_time(tmp_path: Path) -> None:
@@ -309,9 +303,11 @@ def test_the_members_of_a_committee_are_starts_too(tmp_path: Path) -> None:
 def test_a_run_waits_for_its_start_as_long_as_that_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(Config(), runs=tmp_path)
     answers = iter([True, True, False])
-    monkeypatch.setattr(slurm, "alive", lambda name: next(answers))
+    monkeypatch.setattr(slurm, "alive", lambda name: name == "7_0" and next(answers))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    train = job.TrainJob("b", config.to_json(), {"a": "7_0"})
+    train = job.TrainJob("b", config.to_json(), ("a",))
+    record = {"run": "b", "starts": {"a": "7_0"}, "cluster": "slurm", "job": "7_1", "folder": "", "time": 1.0}
+    write_records(folder_of(tmp_path, "small"), [record])
     with pytest.raises(UserError, match="a did not finish, and b starts from it"):
         train.await_starts(config)
     make_run(tmp_path / "a", 3, done=True)
@@ -341,4 +337,6 @@ def test_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = capsys.readouterr().out
     assert "mix: 27 runs" in out
     assert "#SBATCH --array=0-26%27" in out
+    assert "scontrol update jobid=ARRAY_[3-10] dependency=afterany:ARRAY_0\n" in out
+    assert "scontrol release ARRAY_[0-26]\n" in out
     assert not (tmp_path / "sweeps").exists()

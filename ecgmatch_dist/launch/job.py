@@ -6,19 +6,19 @@ loop runs: it only raises a flag, all ranks agree on a step, save together and l
 its place again, and rank 0 calls it: it stores the job and asks Slurm to queue it again.
 """
 
-import json
 import os
 import signal
 import sys
 import time
 import zlib
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from ecgmatch_dist.config import Config, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Superseded
 from ecgmatch_dist.launch import slurm
+from ecgmatch_dist.launch.submissions import finished, latest
 from ecgmatch_dist.watchdog import LOST, failed_collective
 
 PORTS = (20000, 32000)  # below those that the system hands out by itself
@@ -27,8 +27,8 @@ PORTS = (20000, 32000)  # below those that the system hands out by itself
 class TrainJob:
     """One run. Holds plain data only: submitit pickles it when it is submitted."""
 
-    def __init__(self, name: str, config: dict[str, Any], starts: dict[str, str | None]) -> None:
-        """`starts`: the supervised runs that this one starts from, and the job of each, if one was submitted."""
+    def __init__(self, name: str, config: dict[str, Any], starts: Sequence[str]) -> None:
+        """`starts`: the supervised runs that this one starts from."""
         self.name, self.config, self.starts = name, config, starts
 
     def __call__(self) -> str:
@@ -62,12 +62,13 @@ class TrainJob:
 
     def await_starts(self, config: Config) -> None:
         """Each supervised run has a job of its own, which two runs must not do at the same time. The dependency between the
-        jobs makes this wait short: Slurm can take a restart of such a job for its end."""
-        for start, job in self.starts.items():
-            result = config.runs / start / "result.json"
-            while not result.is_file() and job and slurm.alive(job):
+        jobs makes this wait short: Slurm can take a restart of such a job for its end. Which jobs they are is on record,
+        since those of the same array had no number yet when this one was pickled."""
+        jobs = latest(config.runs).get(self.name, {}).get("starts", {})
+        for start in self.starts:
+            while not finished(config.runs, start) and start in jobs and slurm.alive(jobs[start]):
                 time.sleep(5)
-            if not result.is_file():
+            if not finished(config.runs, start):
                 raise UserError(f"{start} did not finish, and {self.name} starts from it: submit the sweep again")
 
 
@@ -101,15 +102,3 @@ def port(job_id: str) -> int:
     """Of this start of this job: an older copy that is still at work must not be met there."""
     low, high = PORTS
     return low + zlib.crc32(f"{job_id}/{os.environ.get('SLURM_RESTART_COUNT', 0)}".encode()) % (high - low)
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """A line in the list of submissions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "submissions.jsonl").open("a", encoding="utf-8") as file:
-        print(json.dumps(record), file=file, flush=True)
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "submissions.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []

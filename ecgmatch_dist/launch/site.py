@@ -59,8 +59,8 @@ class Site:
         """Processes of one run on each node."""
         return self.ranks_per_node or self.gpus_per_node or 1
 
-    def parameters(self, job_name: str, folder: Path, dependency: str = "") -> dict[str, Any]:
-        """What submitit's Slurm executor takes."""
+    def parameters(self, job_name: str, folder: Path, held: bool = False) -> dict[str, Any]:
+        """What submitit's Slurm executor takes; held: to wait until somebody releases it."""
         wanted = {
             "job_name": job_name,
             "partition": self.partition,
@@ -74,7 +74,6 @@ class Site:
             "gpus_per_node": self.gpus_per_node,
             "cpus_per_task": self.cpus_per_rank,
             "mem": f"{int(1024 * self.memory_gib)}MB" if self.memory_gib else "",
-            "dependency": dependency,
         }
         return {name: value for name, value in wanted.items() if value} | {
             "signal_delay_s": self.warning_seconds,
@@ -83,7 +82,7 @@ class Site:
             "teardown": requeue_after_a_crash(folder),
             # srun does not hand the batch job's cores on to its tasks by itself (Slurm 22.05 and later).
             "srun_args": [f"--cpus-per-task={self.cpus_per_rank}", f"--wait={WAIT}"],
-            "additional_parameters": {"requeue": True, **self.extra},
+            "additional_parameters": {"requeue": True, **self.extra} | ({"hold": True} if held else {}),
         }
 
 

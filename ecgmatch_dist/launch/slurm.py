@@ -1,14 +1,19 @@
-"""Questions to Slurm: which jobs are alive, what became of the others."""
+"""Questions to Slurm (which jobs are alive, what became of the others, what the cluster allows), and orders."""
 
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ecgmatch_dist.errors import UserError
 
 PASSING = {"NODE_FAIL", "PREEMPTED", "REQUEUED"}  # said for seconds of a job that is about to be queued again
+HELD = "JobHeldUser"  # the reason of a job that waits because its owner wants it to
+MAX_ARRAY_SIZE = 1001  # Slurm's default
+PATIENCE = (1, 2, 4, 8, 16, 0)  # seconds between questions to a controller that restarts
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,43 @@ def named(name: str) -> list[str]:
     return _ask(["squeue", "--me", "-h", "-o", "%i", f"--name={name}"]).split()
 
 
+def held() -> dict[str, Path]:
+    """The caller's jobs that he has held himself, by id; of an array each one. With the batch file of each."""
+    text = _ask(["squeue", "--me", "-h", "-r", "-t", "PENDING", "-o", "%i|%r|%o"])
+    rows = (line.strip().split("|", 2) for line in text.splitlines() if line.strip())
+    return {job: Path(script) for job, reason, script in rows if reason == HELD}
+
+
+def array_limit(patient: bool = True) -> int:
+    """How many tasks an array may have here; not patient: Slurm's default where no controller answers at once."""
+    try:
+        return parse_array_limit(_ask(["scontrol", "show", "config"], PATIENCE if patient else (0,)))
+    except UserError:
+        if patient:
+            raise
+        return MAX_ARRAY_SIZE
+
+
+def parse_array_limit(config: str) -> int:
+    """The highest number of a task is below MaxArraySize, so it is also their count; 0 forbids arrays."""
+    found = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", config, re.MULTILINE)
+    limits = [int(size or tasks) for size, tasks in found]
+    return max(1, min(limits, default=MAX_ARRAY_SIZE))
+
+
+def tell(command: list[str]) -> None:
+    """An order to the controller, such as a call of scontrol."""
+    _ask(command)
+
+
 def cancel(ids: Iterable[str]) -> None:
     if names := sorted(ids):
         _ask(["scancel", *names])
 
 
-def _ask(command: list[str]) -> str:
+def _ask(command: list[str], waits: Sequence[int] = PATIENCE) -> str:
     """A controller that restarts is given half a minute."""
-    for wait in (1, 2, 4, 8, 16, 0):
+    for wait in waits:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         except FileNotFoundError:

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import slurm
-from ecgmatch_dist.launch.job import read_records
-from ecgmatch_dist.launch.sweep import finished, folder_of, last_line
+from ecgmatch_dist.launch.submissions import finished, folder_of, latest, read_records
+from ecgmatch_dist.launch.sweep import last_line
 
 TAIL = 65536  # bytes at the end of metrics.jsonl that are read
 
@@ -94,18 +94,17 @@ def state_of(
 def collect(sweep: str, runs: Path) -> list[Row]:
     """One row for each run of the sweep."""
     plan = read_plan(sweep, runs)
-    records = [r for path in runs.glob("sweeps/*/submissions.jsonl") for r in read_records(path.parent)]
-    latest = {r["run"]: r for r in sorted(records, key=lambda r: float(r["time"]))}
-    ids = {r["job"] for r in latest.values() if r["cluster"] == "slurm"}
+    records = latest(runs)
+    ids = {r["job"] for r in records.values() if r["cluster"] == "slurm"}
     live = {name: job for name, job in slurm.queue().items() if name in ids} if ids and slurm.available() else {}
     gone = slurm.accounted(ids - live.keys())
-    for record in latest.values():  # a sweep on this machine: its jobs are processes
+    for record in records.values():  # a sweep on this machine: its jobs are processes
         if record["cluster"] == "local" and Path(f"/proc/{record['job']}").exists():
             live[record["job"]] = slurm.Job(record["job"], "RUNNING", "here", "None")
     rows = []
     for entry in plan:
         name, steps = entry["run"], entry["config"]["optim"]["steps"]
-        record = latest.get(name, {})
+        record = records.get(name, {})
         job = record.get("job", "")
         state, node = state_of(name, runs, job, live, gone)
         step, best, seconds = progress(runs / name)
@@ -194,12 +193,8 @@ def logs(
         lines: How many of each.
         follow: Go on with what is added, also across restarts, until Ctrl-C.
     """
-    records = [
-        r for path in runs.glob("sweeps/*/submissions.jsonl") for r in read_records(path.parent) if r["run"] == run
-    ]
     files = [runs / run / "log.txt"]
-    if records:
-        last = max(records, key=lambda record: float(record["time"]))
+    if last := latest(runs).get(run):
         files += sorted(Path(last["folder"]).glob(f"{last['job']}_*_log.*"))
     if not any(path.is_file() for path in files):
         raise UserError(f"{runs}: no run `{run}` here; `ecgmatch status SWEEP` lists names")

@@ -7,40 +7,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import submitit
 import tyro
 from rich.console import Console
 from rich.table import Table
-from submitit.slurm.slurm import _make_sbatch_string
 
 from ecgmatch_dist.config import from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files import write_json
+from ecgmatch_dist.launch import array, slurm
 from ecgmatch_dist.launch import plan as planning
 from ecgmatch_dist.launch import site as sites
-from ecgmatch_dist.launch import slurm
-from ecgmatch_dist.launch.job import TrainJob, read_records, write_record
+from ecgmatch_dist.launch.job import TrainJob
 from ecgmatch_dist.launch.plan import Run
 from ecgmatch_dist.launch.site import Site
+from ecgmatch_dist.launch.submissions import finished, folder_of, jobs_of, write_records
 
 Cluster = Literal["slurm", "local", "debug"]
-
-
-def folder_of(runs: Path, sweep: str) -> Path:
-    """Where a sweep's plan, submissions and jobs' output lie."""
-    return runs / "sweeps" / sweep
-
-
-def jobs_of(runs: Path) -> dict[str, str]:
-    """Name of a run -> its latest Slurm job, of whichever sweep submitted it."""
-    records = [record for path in runs.glob("sweeps/*/submissions.jsonl") for record in read_records(path.parent)]
-    return {r["run"]: r["job"] for r in sorted(records, key=lambda r: float(r["time"])) if r["cluster"] == "slurm"}
-
-
-def finished(runs: Path, name: str) -> bool:
-    return (runs / name / "result.json").is_file()
 
 
 def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Run], dict[str, str]]:
@@ -53,7 +38,9 @@ def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Ru
         if finished(runs, run.name):
             said[run.name] = "finished"
         elif job in alive:
-            said[run.name] = f"{alive[job].state.lower()} as job {job}"
+            held = alive[job].reason == slurm.HELD  # by the user: what a cut submission left is released before
+            state = f"held (scontrol release {job})" if held else alive[job].state.lower()
+            said[run.name] = f"{state} as job {job}"
         else:
             said[run.name] = "again" if (runs / run.name).is_dir() else "new"
             wanted.append(run)
@@ -79,42 +66,6 @@ def submitting(runs: Path) -> Iterator[None]:
         path.unlink()
 
 
-def submit_slurm(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> list[str]:
-    """One array of the supervised runs that others start from, and one of the rest, which waits for it. Returns the arrays."""
-    jobs, arrays = jobs_of(runs), []
-    dependency = ""
-    starts = {start for run in wanted for start in run.starts}
-    alive = {jobs[name] for name in starts if name in jobs} & slurm.queue().keys() if starts else set()
-    waits = sorted(alive)
-    for stage in ([r for r in wanted if r.name in starts], [r for r in wanted if r.name not in starts]):
-        if not stage:
-            continue
-        # Not afterok: one start that fails must not keep back the runs of the others. A run whose start failed says so.
-        dependency = f"afterany:{':'.join(waits)}" if waits else ""
-        folder = folder_of(runs, sweep) / "jobs" / f"{time.time_ns():x}"
-        executor = submitit.SlurmExecutor(folder.resolve(), max_num_timeout=site.requeues)
-        executor.update_parameters(**site.parameters(f"ecgmatch-{sweep}", folder.resolve(), dependency))
-        with executor.batch() if len(stage) > 1 else _single():
-            submitted = [executor.submit(job_of(run, jobs)) for run in stage]
-        for run, job in zip(stage, submitted, strict=True):
-            jobs[run.name] = job.job_id
-            record = {"run": run.name, "cluster": "slurm", "job": job.job_id, "folder": str(folder.resolve())}
-            write_record(folder_of(runs, sweep), {**record, "time": time.time()})
-        arrays.append(submitted[0].job_id.split("_")[0])
-        waits = [*waits, arrays[-1]]
-    return arrays
-
-
-@contextmanager
-def _single() -> Iterator[None]:
-    """An array of one would have other names for its files."""
-    yield
-
-
-def job_of(run: Run, jobs: dict[str, str]) -> TrainJob:
-    return TrainJob(run.name, run.config.to_json(), {start: jobs.get(start) for start in run.starts})
-
-
 def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:
     """One run after the other on this machine, each with as many ranks as the site says."""
     for number, run in enumerate(wanted, 1):
@@ -124,9 +75,9 @@ def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None
         executor.update_parameters(
             timeout_min=60 * 24 * 30, tasks_per_node=site.ranks, gpus_per_node=site.gpus_per_node, setup=site.setup
         )
-        job = executor.submit(TrainJob(run.name, run.config.to_json(), dict.fromkeys(run.starts)))
+        job = executor.submit(TrainJob(run.name, run.config.to_json(), run.starts))
         record = {"run": run.name, "cluster": "local", "job": job.job_id, "folder": str(folder.resolve())}
-        write_record(folder_of(runs, sweep), {**record, "time": time.time()})
+        write_records(folder_of(runs, sweep), [{**record, "time": time.time()}])
         try:
             job.wait()
         except KeyboardInterrupt:
@@ -163,14 +114,6 @@ def table(planned: Sequence[Run], said: dict[str, str], title: str) -> Table:
     return out
 
 
-def sbatch_text(sweep: str, runs: Path, site: Site, count: int) -> str:
-    """What would be handed to sbatch."""
-    folder = (folder_of(runs, sweep) / "jobs" / "0").resolve()
-    parameters: dict[str, Any] = site.parameters(f"ecgmatch-{sweep}", folder)
-    command = f"python -u -m submitit.core._submit {folder}"
-    return str(_make_sbatch_string(command, folder, map_count=count, **parameters))
-
-
 def main(
     name: tyro.conf.Positional[str],
     /,
@@ -205,17 +148,20 @@ def main(
     if dry_run:
         wanted, said = to_do(planned, runs, cluster)
         console.print(table(planned, said, title))
-        if cluster == "slurm":
-            console.print(sbatch_text(sweep.name, runs, place, len(wanted)), markup=False, highlight=False)
+        if cluster == "slurm" and wanted:
+            console.print(array.preview(sweep.name, wanted, runs, place), markup=False, highlight=False)
         return
     with submitting(runs):
+        if cluster == "slurm":
+            for line in array.take_up(runs):
+                console.print(line, markup=False, highlight=False)
         wanted, said = to_do(planned, runs, cluster)
         console.print(table(planned, said, title))
         record = [{"run": run.name, "starts": run.starts, "config": run.config.to_json()} for run in planned]
         folder_of(runs, sweep.name).mkdir(parents=True, exist_ok=True)
         write_json(folder_of(runs, sweep.name) / "plan.json", json.loads(json.dumps(record, default=str)))
         if cluster == "slurm" and wanted:
-            arrays = submit_slurm(sweep.name, wanted, runs, place)
+            arrays = array.submit(sweep.name, wanted, runs, place)
             console.print(
                 f"{len(wanted)} runs submitted as {' and '.join(arrays)}: ecgmatch status {sweep.name} --runs {runs}"
             )

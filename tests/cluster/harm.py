@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -88,6 +89,12 @@ class Lab:
         for pid in pids.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def waits_for(job: str) -> list[str]:
+    """The jobs whose end Slurm has a job wait for."""
+    text = subprocess.run(["squeue", "-h", "-j", job, "-o", "%E"], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"afterany:(\w+)\(unfulfilled\)", text)
 
 
 def wait_for_step(run: Path, step: int) -> None:

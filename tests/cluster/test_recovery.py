@@ -17,10 +17,11 @@ from harm import (
     steps_of,
     wait_for_step,
     wait_until,
+    waits_for,
 )
 
 from ecgmatch_dist.launch import slurm, status, sweep
-from ecgmatch_dist.launch.job import read_records
+from ecgmatch_dist.launch.submissions import folder_of, read_records
 
 pytestmark = pytest.mark.cluster
 
@@ -51,7 +52,7 @@ def submit_one(tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SE
     """Submit one run of ECGMatch; returns its job."""
     (tmp_path / "one.toml").write_text(ONE_RUN)
     submit(tmp_path / "one.toml", tmp_path, data, runs, set, **changes)
-    return str(read_records(sweep.folder_of(runs, "one"))[-1]["job"])
+    return str(read_records(folder_of(runs, "one"))[-1]["job"])
 
 
 def submit(file: Path, tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> None:
@@ -69,7 +70,7 @@ def generations(run: Path) -> int:
 
 
 def said(runs: Path, job: str) -> str:
-    folder = Path(read_records(sweep.folder_of(runs, "one"))[-1]["folder"])
+    folder = Path(read_records(folder_of(runs, "one"))[-1]["folder"])
     return "\n".join(path.read_text() for path in sorted(folder.glob(f"{job}_*_log.*")))
 
 
@@ -87,13 +88,17 @@ def test_a_sweep_equals_torchrun_to_the_bit(
 ) -> None:
     runs = tmp_path / "runs"
     submit(sweep_file, tmp_path, data, runs)
-    records = read_records(sweep.folder_of(runs, "four"))
+    records = read_records(folder_of(runs, "four"))
     assert len(records) == 6
-    assert len({record["job"].split("_")[0] for record in records}) == 2  # starts first, then the rest
+    jobs = {record["run"]: record["job"] for record in records}
+    assert len({job.split("_")[0] for job in jobs.values()}) == 1
+    for run, job in jobs.items():  # for its own start, and not for the other one
+        own = run.rpartition(".")[0] + ".supervised"
+        assert waits_for(job) == ([] if run == own else [jobs[own]])
 
     submit(sweep_file, tmp_path, data, runs)  # all at work: none is submitted again
     assert "nothing to submit" in capsys.readouterr().out
-    assert len(read_records(sweep.folder_of(runs, "four"))) == 6
+    assert len(read_records(folder_of(runs, "four"))) == 6
 
     for record in records:
         wait_for_end(record["job"])

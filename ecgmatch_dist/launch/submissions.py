@@ -1,0 +1,44 @@
+"""The list of what was submitted: a line for each run and submission, in `submissions.jsonl` beside a sweep's plan."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def folder_of(runs: Path, sweep: str) -> Path:
+    """Where a sweep's plan, submissions and jobs' output lie."""
+    return runs / "sweeps" / sweep
+
+
+def write_records(folder: Path, records: Iterable[dict[str, Any]]) -> None:
+    """All lines in one piece: a submission is on the list, or it is not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "submissions.jsonl").open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Of one sweep, in the order of submission."""
+    path = folder / "submissions.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def all_records(runs: Path) -> list[dict[str, Any]]:
+    """Of all sweeps into a folder of runs, the latest last."""
+    records = [record for path in runs.glob("sweeps/*/submissions.jsonl") for record in read_records(path.parent)]
+    return sorted(records, key=lambda record: float(record["time"]))
+
+
+def latest(runs: Path) -> dict[str, dict[str, Any]]:
+    """Name of a run -> the record of its latest submission, of whichever sweep."""
+    return {record["run"]: record for record in all_records(runs)}
+
+
+def jobs_of(runs: Path) -> dict[str, str]:
+    """Name of a run -> its latest Slurm job, of whichever sweep submitted it."""
+    return {record["run"]: record["job"] for record in all_records(runs) if record["cluster"] == "slurm"}
+
+
+def finished(runs: Path, name: str) -> bool:
+    return (runs / name / "result.json").is_file()
