@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from ecgmatch_dist.dealt import Copies, Rows, Writer
+from ecgmatch_dist.dealt import Copies, Parts, Rows, Writer
 from ecgmatch_dist.distributed import Group, group_beside, rank, world
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import REMEDY, Fence
@@ -57,7 +57,7 @@ class Checkpoint:
     group: Group = None
 
     def load(self, rows: Mapping[str, Rows]) -> dict[str, Tensor]:
-        """All tensors, in main memory; of `rows` only those that this rank holds. All ranks call it together."""
+        """All tensors in main memory, as `<part>.<name>`; of `rows` only this rank's. All ranks call it together."""
         reader = HuggingFaceStorageReader(str(self.folder / "state"))
         saved = reader.read_metadata().state_dict_metadata
         state = {n: torch.empty(s.size, dtype=s.properties.dtype) for n, s in saved.items() if n not in rows}  # type: ignore[union-attr]
@@ -90,14 +90,15 @@ class Checkpointer:
         if rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def save(
-        self, step: int, state: Mapping[str, Tensor | Rows], counters: Mapping[str, Any], best: Path | None = None
-    ) -> None:
+    def save(self, step: int, state: Parts, counters: Mapping[str, Any], best: Path | None = None) -> None:
         """Copy the state and write it behind the next steps. Of tensors, rank 0's count; of rows, those of all ranks that bring
         any. `best`: weights to keep with it."""
         self.wait()
         unfinished = (self.fence.desk if self.fence else self.folder) / f"unfinished-{step:06d}"
-        mine = {name: value for name, value in state.items() if rank() == 0 or isinstance(value, Rows)}
+        mine = {
+            part: {name: value for name, value in tensors.items() if rank() == 0 or isinstance(value, Rows)}
+            for part, tensors in state.items()
+        }
         finish = partial(self._publish, unfinished, step, dict(counters))
         with self._explained():
             if rank() == 0 and best and best.is_file():
@@ -226,10 +227,10 @@ def generation_and_step(folder: Path) -> tuple[int, int]:
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors: `optimizer.<parameter number>.<name>`."""
+    """The optimiser's state as named tensors: `<parameter number>.<name>`."""
     state = optimizer.state_dict()["state"]
     return {
-        f"optimizer.{number}.{name}": value
+        f"{number}.{name}": value
         for number, values in state.items()
         for name, value in values.items()
         if isinstance(value, Tensor)
@@ -242,11 +243,10 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Ten
     state = optimizer.state_dict()
     state["state"] = {}
     for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, number, name = key.split(".", 2)
-            like = parameters[int(number)]
-            if value.shape == like.shape:
-                # Fused optimisers walk through memory, and weights lie there as channels_last, which files do not keep.
-                value = torch.empty_like(like, dtype=value.dtype).copy_(value)
-            state["state"].setdefault(int(number), {})[name] = value
+        number, name = key.split(".", 1)
+        like = parameters[int(number)]
+        if value.shape == like.shape:
+            # Fused optimisers walk through memory, and weights lie there as channels_last, which files do not keep.
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        state["state"].setdefault(int(number), {})[name] = value
     optimizer.load_state_dict(state)

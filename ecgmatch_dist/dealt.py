@@ -41,6 +41,10 @@ class Rows:
         return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=whole, stride=own.stride())
 
 
+# What a run saves, by part (student, teacher, bank, ...) and name. DCP looks at each part by itself, which takes time.
+Parts = Mapping[str, Mapping[str, Tensor | Rows]]
+
+
 class Copies(AsyncStager):
     """The state in main memory while the run goes on: in the same place at each save, because fresh memory would cost most of
     the time, and in the order of the indices, which files keep and channels_last weights do not have."""
@@ -48,19 +52,23 @@ class Copies(AsyncStager):
     def __init__(self) -> None:
         self.places: dict[str, Tensor] = {}
 
-    def stage(self, state_dict: Mapping[str, Tensor | Rows]) -> dict[str, Any]:
-        staged = {}
-        for name, value in state_dict.items():
-            tensor = value.own if isinstance(value, Rows) else value
-            place = self.places.get(name)
-            if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
-                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self.places[name] = place
-            place.copy_(tensor.detach(), non_blocking=True)
-            staged[name] = value.dealt(place) if isinstance(value, Rows) else place
+    def stage(self, state_dict: Parts) -> dict[str, Any]:
+        staged = {
+            part: {name: self._copy(f"{part}.{name}", value) for name, value in values.items()}
+            for part, values in state_dict.items()
+        }
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return staged
+
+    def _copy(self, name: str, value: Tensor | Rows) -> Tensor:
+        tensor = value.own if isinstance(value, Rows) else value
+        place = self.places.get(name)
+        if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
+            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self.places[name] = place
+        place.copy_(tensor.detach(), non_blocking=True)
+        return value.dealt(place) if isinstance(value, Rows) else place
 
     @property
     def should_synchronize_after_execute(self) -> bool:

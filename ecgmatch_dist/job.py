@@ -1,6 +1,6 @@
 """The parts of a run, built from its configuration: data, networks, banks, optimiser; saved and resumed as one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,16 +110,18 @@ class Job(Learner):
     def bank_rows(self) -> dict[str, Rows]:
         """This rank's block of the banks, for checkpoints."""
         bank = self.bank
-        return {f"bank.{n}": Rows(t, bank.rows, bank.within) for n, t in bank.state().items()} if bank else {}
+        return {name: Rows(t, bank.rows, bank.within) for name, t in bank.state().items()} if bank else {}
 
     def save(self) -> None:
         """Everything that the next step depends on, behind the next steps."""
-        state: dict[str, Tensor | Rows] = {f"student.{n}": t for n, t in self.model.state_dict().items()}
-        state |= {f"teacher.{n}": t for n, t in self.teacher.module.state_dict().items()}
-        state |= {f"method.{n}": t for n, t in self.method.state_dict().items()}
-        state |= pack_optimizer(self.optimizer)
+        state: dict[str, Mapping[str, Tensor | Rows]] = {
+            "student": self.model.state_dict(),
+            "teacher": self.teacher.module.state_dict(),
+            "method": self.method.state_dict(),
+            "optimizer": pack_optimizer(self.optimizer),
+        }
         if self.bank and self.bank.is_first_replica:
-            state |= self.bank_rows()
+            state["bank"] = self.bank_rows()
         counters = {"step": self.step, "best": vars(self.best), "seconds": self.seconds}
         self.checkpointer.save(self.step, state, counters, self.folder.best if self.best.step else None)
 
@@ -130,7 +132,7 @@ class Job(Learner):
             self.monitor.say(note)
         if checkpoint is None:
             return False
-        tensors = checkpoint.load(self.bank_rows())
+        tensors = checkpoint.load({f"bank.{name}": rows for name, rows in self.bank_rows().items()})
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -138,7 +140,7 @@ class Job(Learner):
         self.model.load_state_dict(part("student."))
         self.teacher.module.load_state_dict(part("teacher."))
         self.method.load_state_dict(part("method."))
-        unpack_optimizer(self.optimizer, tensors)
+        unpack_optimizer(self.optimizer, part("optimizer."))
         if self.bank:
             self.bank.load(part("bank."))
         self.step, self.seconds = checkpoint.counters["step"], checkpoint.counters["seconds"]

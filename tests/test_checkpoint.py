@@ -22,7 +22,7 @@ FITS = {"configuration": "a", "split": "b"}
 def save(folder: Path, step: int, value: float = 0.0, best: Path | None = None) -> Checkpointer:
     checkpointer = Checkpointer(folder, FITS)
     rows = Rows(torch.arange(12.0).reshape(6, 2) + value, 6, None)
-    checkpointer.save(step, {"student.w": torch.full((3,), value), "bank.z": rows}, {"seconds": 1.5}, best)
+    checkpointer.save(step, {"student": {"w": torch.full((3,), value)}, "bank": {"z": rows}}, {"seconds": 1.5}, best)
     checkpointer.wait()
     return checkpointer
 
@@ -49,15 +49,15 @@ def test_tensors_of_any_kind_survive(tmp_path: Path) -> None:
         "part": torch.arange(10)[2:5],
     }
     checkpointer = Checkpointer(tmp_path, FITS)
-    checkpointer.save(1, state, {})
+    checkpointer.save(1, {"student": state, "method": {}}, {})
     checkpointer.wait()
     found, _ = checkpointer.latest()
     assert found is not None
     loaded = found.load({})
-    assert loaded.keys() == state.keys()
+    assert loaded.keys() == {f"student.{name}" for name in state}
     for name, tensor in state.items():
-        assert loaded[name].dtype == tensor.dtype
-        assert torch.equal(loaded[name], tensor), name
+        assert loaded[f"student.{name}"].dtype == tensor.dtype
+        assert torch.equal(loaded[f"student.{name}"], tensor), name
 
 
 def test_a_checkpoint_holds_numbers_and_json(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_kept_model_belongs_to_the_checkpoint(tmp_path: Path) -> None:
 
 def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
     checkpointer, tensor = Checkpointer(tmp_path, FITS), torch.zeros(1000)
-    checkpointer.save(1, {"student.w": tensor}, {})
+    checkpointer.save(1, {"student": {"w": tensor}}, {})
     tensor.fill_(1.0)
     checkpointer.wait()
     found, _ = checkpointer.latest()
@@ -197,7 +197,7 @@ def test_an_error_in_the_background_is_raised(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "checkpoints", FITS)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("a file where the folder was")
-    checkpointer.save(1, {"w": torch.zeros(1)}, {})
+    checkpointer.save(1, {"student": {"w": torch.zeros(1)}}, {})
     with pytest.raises(UserError, match=r"could not be written: rank 0: \[Errno 20\] Not a directory"):
         checkpointer.wait()
 
@@ -236,7 +236,7 @@ def bank_of(shard_group: int) -> MemoryBank:
 
 
 def rows_of(bank: MemoryBank) -> dict[str, Rows]:
-    return {f"bank.{name}": Rows(t, bank.rows, bank.within) for name, t in bank.state().items()}
+    return {name: Rows(t, bank.rows, bank.within) for name, t in bank.state().items()}
 
 
 WHOLE = {"z": torch.arange(14.0).reshape(7, 2), "p": torch.arange(7.0)[:, None] / 7, "written": torch.arange(7) * 3}
@@ -247,7 +247,7 @@ def _save_on_rank(rank: int, world: int, folder: str, shard_group: int) -> None:
     bank.load({name: whole[bank.start : bank.stop] for name, whole in WHOLE.items()})
     rows = rows_of(bank) if bank.is_first_replica else {}
     for step in (1, 2):
-        checkpointer.save(step, {"student.w": torch.full((2,), 1.0 + rank), **rows}, {})
+        checkpointer.save(step, {"student": {"w": torch.full((2,), 1.0 + rank)}, "bank": rows}, {})
     checkpointer.wait()
 
 
@@ -255,7 +255,7 @@ def _load_on_rank(rank: int, world: int, folder: str, shard_group: int) -> None:
     found, _ = Checkpointer(Path(folder), FITS).latest()
     assert found is not None
     bank = bank_of(shard_group)
-    tensors = found.load(rows_of(bank))
+    tensors = found.load({f"bank.{name}": rows for name, rows in rows_of(bank).items()})
     bank.load({name: tensors[f"bank.{name}"] for name in WHOLE})
     for name, own in bank.state().items():
         assert torch.equal(own, WHOLE[name][bank.start : bank.stop]), (name, rank)
@@ -280,7 +280,7 @@ def _save_with_a_limit(rank: int, world: int, folder: str) -> str:
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, usual[1]))
-    checkpointer.save(1, rows_of(bank), {})
+    checkpointer.save(1, {"bank": rows_of(bank)}, {})
     try:
         with pytest.raises(UserError) as told:
             checkpointer.wait()

@@ -94,7 +94,7 @@ def test_torchrun_does_not_bring_an_old_copy_back(tmp_path: Path, monkeypatch: p
 
 
 def save(checkpointer: Checkpointer, step: int) -> None:
-    checkpointer.save(step, {"student.w": torch.full((3,), float(step))}, {})
+    checkpointer.save(step, {"student": {"w": torch.full((3,), float(step))}}, {})
     checkpointer.wait()
 
 

@@ -98,7 +98,7 @@ def test_a_checkpoint_is_copied_before_the_next_step(tmp_path: Path) -> None:
     w = torch.zeros(1 << 24, device="cuda")
     checkpointer = Checkpointer(tmp_path, {})
     for step in range(2):  # the second time into memory that is there
-        checkpointer.save(step, {"w": w, "bank.z": Rows(w[None], 1, None)}, {})
+        checkpointer.save(step, {"student": {"w": w}, "bank": {"z": Rows(w[None], 1, None)}}, {})
         w.fill_(step + 1)
         checkpointer.wait()
         found, _ = checkpointer.latest()

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -246,6 +247,19 @@ def test_what_a_user_holds_is_said_to_be_held(submitted: Path, monkeypatch: pyte
     monkeypatch.setattr(slurm, "living", lambda ids: {"7_3": held})
     _, said = sweep.to_do([plan.Run("d", Config(), ())], submitted, "slurm")
     assert said == {"d": "held (scontrol release 7_3) as job 7_3"}
+
+
+def test_a_killed_submission_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    note = tmp_path / "sweeps" / "submitting"
+    note.parent.mkdir()
+    note.write_text(f"{socket.gethostname()}, process {process.pid}, today")
+    with sweep.submitting(tmp_path):
+        assert sweep.ended(note.read_text()) is False
+    note.write_text(f"elsewhere, process {process.pid}, today")
+    with pytest.raises(UserError, match="elsewhere"), sweep.submitting(tmp_path):
+        pass
 
 
 def test_one_submission_at_a_time(tmp_path: Path) -> None:

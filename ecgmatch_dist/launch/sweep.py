@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,9 @@ def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Ru
 def submitting(runs: Path) -> Iterator[None]:
     """One submission into a folder of runs at a time: two at once would submit the same runs."""
     (runs / "sweeps").mkdir(parents=True, exist_ok=True)
-    path = runs / "sweeps" / "submitting"
+    path, me = runs / "sweeps" / "submitting", f"{socket.gethostname()}, process {os.getpid()}"
+    if path.exists() and ended(path.read_text()):
+        path.unlink(missing_ok=True)
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
@@ -59,11 +62,17 @@ def submitting(runs: Path) -> Iterator[None]:
             f"{path}: another sweep is being submitted ({path.read_text().strip()}); if it is not, remove that file"
         ) from None
     try:
-        os.write(handle, f"{socket.gethostname()}, process {os.getpid()}, {time.ctime()}".encode())
+        os.write(handle, f"{me}, {time.ctime()}".encode())
         os.close(handle)
         yield
     finally:
         path.unlink()
+
+
+def ended(note: str) -> bool:
+    """Whether a note is of a process of this machine that is no more, as after a kill; of other machines nobody knows."""
+    found = re.match(rf"{re.escape(socket.gethostname())}, process (\d+), ", note)
+    return found is not None and not Path(f"/proc/{found[1]}").exists()
 
 
 def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:

@@ -39,7 +39,6 @@ def submit_and_die(path: str, file: Path, tmp_path: Path, data: Path, runs: Path
     command += ["--shards", str(data / "shards"), "--splits", str(data / "splits"), "--runs", str(runs), "--set", *SET]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
-    (runs / "sweeps" / "submitting").unlink()  # as the next submission asks for
     return done.stdout
 
 
