@@ -13,6 +13,7 @@ A checkpoint is a folder `step-000200.1/` (the step, and the generation of the c
 It is written elsewhere and renamed when every rank has finished; then the file `latest` names it. The last two are kept.
 """
 
+import copy
 import json
 import os
 import shutil
@@ -43,9 +44,7 @@ from ecgmatch_dist.watchdog import during
 
 KEEP = 2
 BEST = "best.safetensors"
-warnings.filterwarnings(
-    "ignore", "torch.distributed is disabled"
-)  # DCP, where there is one process: that is usual here
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # says DCP of one process, which is usual here
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Checkpointer:
             part: {name: value for name, value in tensors.items() if rank() == 0 or isinstance(value, Rows)}
             for part, tensors in state.items()
         }
-        finish = partial(self._publish, unfinished, step, dict(counters))
+        finish = partial(self._publish, unfinished, step, copy.deepcopy(dict(counters)))  # they count on meanwhile
         with self._explained():
             if rank() == 0 and best and best.is_file():
                 hold(best, unfinished.with_suffix(".best"))  # now: the next validation may replace it

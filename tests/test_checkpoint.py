@@ -82,12 +82,14 @@ def test_the_kept_model_belongs_to_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
-    checkpointer, tensor = Checkpointer(tmp_path, FITS), torch.zeros(1000)
-    checkpointer.save(1, {"student": {"w": tensor}}, {})
+    checkpointer, tensor, best = Checkpointer(tmp_path, FITS), torch.zeros(1_000_000), {"checks_since": 0}
+    checkpointer.save(1, {"student": {"w": tensor}}, {"best": best})
     tensor.fill_(1.0)
+    best["checks_since"] = 1
     checkpointer.wait()
     found, _ = checkpointer.latest()
     assert found is not None
+    assert found.counters["best"] == {"checks_since": 0}
     assert found.load({})["student.w"].sum() == 0
 
 
