@@ -29,7 +29,7 @@ lab: $(STAMP)
 	PATH=$(CURDIR)/$(BIN):$$PATH slurm/lab/with-slurm slurm/lab/show lab-demo
 
 test-cluster: $(STAMP)
-	slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
+	SLURM_LAB_GPUS=2 slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
 
 clean:
 	rm -rf demo lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

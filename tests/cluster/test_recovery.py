@@ -86,17 +86,20 @@ def frozen(lab: Lab, runs: Path, job: str, step: int = 10) -> dict[int, int]:
 def test_a_sweep_equals_torchrun_to_the_bit(
     lab: Lab, data: Path, sweep_file: Path, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = tmp_path / "runs"
-    submit(sweep_file, tmp_path, data, runs)
+    """As on a cluster of GPUs, one rank each: Slurm deals them out as if they were there."""
+    runs, gpus = tmp_path / "runs", {"gpus_per_node": 1, "ranks_per_node": 0}
+    submit(sweep_file, tmp_path, data, runs, **gpus)
     records = read_records(folder_of(runs, "four"))
     assert len(records) == 6
+    asked = subprocess.run(["scontrol", "show", "job", records[0]["job"]], capture_output=True, text=True, check=True)
+    assert "gres:gpu:1" in asked.stdout, asked.stdout  # on each of the two nodes
     jobs = {record["run"]: record["job"] for record in records}
     assert len({job.split("_")[0] for job in jobs.values()}) == 1
     for run, job in jobs.items():  # for its own start, and not for the other one
         own = run.rpartition(".")[0] + ".supervised"
         assert waits_for(job) == ([] if run == own else [jobs[own]])
 
-    submit(sweep_file, tmp_path, data, runs)  # all at work: none is submitted again
+    submit(sweep_file, tmp_path, data, runs, **gpus)  # all at work: none is submitted again
     assert "nothing to submit" in capsys.readouterr().out
     assert len(read_records(folder_of(runs, "four"))) == 6
 
@@ -109,7 +112,7 @@ def test_a_sweep_equals_torchrun_to_the_bit(
     started = [json.loads((runs / r["run"] / "result.json").read_text())["world_size"] for r in records]
     assert started == [2] * 6
 
-    submit(sweep_file, tmp_path, data, runs)
+    submit(sweep_file, tmp_path, data, runs, **gpus)
     assert "nothing to submit" in capsys.readouterr().out
 
 
