@@ -1,5 +1,6 @@
 """The parts of a run, built from its configuration: data, networks, banks, optimiser; saved and resumed as one."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class Job(Learner):
     best: Best = field(default_factory=Best)
     step: int = 0
     seconds: float = 0.0
+    stalled: float = 0.0
+    """Seconds that the loop has waited for checkpoints since the last log."""
 
     @property
     def classes(self) -> list[str]:
@@ -114,6 +117,7 @@ class Job(Learner):
 
     def save(self) -> None:
         """Everything that the next step depends on, behind the next steps."""
+        begin = time.perf_counter()
         state: dict[str, Mapping[str, Tensor | Rows]] = {
             "student": self.model.state_dict(),
             "teacher": self.teacher.module.state_dict(),
@@ -124,6 +128,7 @@ class Job(Learner):
             state["bank"] = self.bank_rows()
         counters = {"step": self.step, "best": vars(self.best), "seconds": self.seconds}
         self.checkpointer.save(self.step, state, counters, self.folder.best if self.best.step else None)
+        self.stalled += time.perf_counter() - begin
 
     def resume(self) -> bool:
         """Go on from the latest checkpoint, if there is one; on any number of ranks."""

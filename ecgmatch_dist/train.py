@@ -117,6 +117,7 @@ def log(job: Job, losses: dict[str, Tensor], values: dict[str, float]) -> None:
         raise UserError(f"step {job.step}: the loss is {values['loss']}; lower optim.lr, or look at the inputs")
     seen = job.config.optim.labelled_batch + (job.config.optim.unlabelled_batch if job.unlabelled else 0)
     values |= {"throughput": seen / values["time/step"], "memory_gib": memory_gib(job.ranks.device)}
+    values["time/save"], job.stalled = job.stalled, 0.0
     job.folder.fence.check()
     if job.bank:
         values |= {"bank/age": job.bank.age(job.step), **job.bank.times()}

@@ -117,6 +117,7 @@ def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
     train_records = [r for r in records if r["kind"] == "train"]
     assert [r["step"] for r in train_records] == list(range(2, STEPS + 1, 2))
     assert {"loss", "loss/b", "loss/u", "loss/f", "lr", "bank/age", "time/step"} <= train_records[0].keys()
+    assert [r["step"] for r in train_records if r["time/save"]] == [6, 12]  # behind the checkpoints of steps 5 and 10
     validation = [r for r in records if r["kind"] == "validation"]
     assert [r["step"] for r in validation] == [4, 8, 12]
     assert {"map", "hidden/pseudo_map", "hidden/own_map", "weight/CD"} <= validation[0].keys()
