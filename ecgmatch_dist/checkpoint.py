@@ -43,6 +43,7 @@ from ecgmatch_dist.files import describe, sync_folder, write_json, write_text
 from ecgmatch_dist.watchdog import during
 
 KEEP = 2
+FORMAT = 2  # of the folder; another number is another version's
 BEST = "best.safetensors"
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # says DCP of one process, which is usual here
 
@@ -138,7 +139,13 @@ class Checkpointer:
         if kept.exists():
             kept.replace(unfinished / BEST)
             files |= {BEST: describe(unfinished / BEST)}
-        record = {"step": step, "fits": self.fits, "files": dict(sorted(files.items())), "counters": counters}
+        record = {
+            "format": FORMAT,
+            "step": step,
+            "fits": self.fits,
+            "files": dict(sorted(files.items())),
+            "counters": counters,
+        }
         sync_folder(unfinished / "state")
         write_json(unfinished / "state.json", record | {"checksum": checksum_of(record)})
         name = f"step-{step:06d}.{self.fence.generation if self.fence else 1}"
@@ -191,6 +198,11 @@ class Checkpointer:
         record = json.loads((folder / "state.json").read_text())
         if record.pop("checksum") != checksum_of(record):
             raise ValueError("state.json has another checksum than when it was written")
+        if record.get("format") != FORMAT:
+            raise UserError(
+                f"{folder}: written by another version of ecgmatch_dist: finish the run with that one, "
+                "or give this one another --name or --tag"
+            )
         for name, expected in self.fits.items():
             if record["fits"].get(name) != expected:
                 raise UserError(

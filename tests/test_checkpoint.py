@@ -191,6 +191,14 @@ def test_a_foreign_one_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, FITS | {"split": "c"}).latest()
 
 
+def test_one_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecgmatch_dist.checkpoint.FORMAT", 1)
+    save(tmp_path, 5)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="another version of ecgmatch_dist: finish the run with that one"):
+        Checkpointer(tmp_path, FITS).latest()
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path, FITS).latest() == (None, [])
 
