@@ -235,29 +235,3 @@ def generation_and_step(folder: Path) -> tuple[int, int]:
     """The age of a checkpoint: what an older copy of the run wrote late never hides what a newer one wrote."""
     step, generation = folder.name.split("-")[1].split(".")
     return int(generation), int(step)
-
-
-def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors: `<parameter number>.<name>`."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value
-        for number, values in state.items()
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `pack_optimizer` gave; learning rates follow from the step, so they are not part of it."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = optimizer.state_dict()
-    state["state"] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        like = parameters[int(number)]
-        if value.shape == like.shape:
-            # Fused optimisers walk through memory, and weights lie there as channels_last, which files do not keep.
-            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
-        state["state"].setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict(state)

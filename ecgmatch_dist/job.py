@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.checkpoint import Checkpointer, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.splits import Split, digest
@@ -28,6 +28,7 @@ from ecgmatch_dist.methods.base import Views
 from ecgmatch_dist.methods.configs import FullySupervised
 from ecgmatch_dist.monitor import Monitor
 from ecgmatch_dist.run import RunFolder
+from ecgmatch_dist.schedule import pack_optimizer, unpack_optimizer
 from ecgmatch_dist.watchdog import during
 
 LABELLED, UNLABELLED = 1, 2  # the two streams of a seed

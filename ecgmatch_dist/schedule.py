@@ -1,8 +1,10 @@
-"""Learning rates as pure functions of the step, and the optimiser they drive."""
+"""Learning rates as pure functions of the step, the optimiser they drive, and its state as a checkpoint keeps it."""
 
 import math
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from ecgmatch_dist.config import Optim
 from ecgmatch_dist.model import AttentionCNN
@@ -31,3 +33,29 @@ def build_optimizer(optim: Optim, model: AttentionCNN, fused: bool | None = None
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: `<parameter number>.<name>`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `pack_optimizer` gave; learning rates follow from the step, so they are not part of it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        like = parameters[int(number)]
+        if value.shape == like.shape:
+            # Fused optimisers walk through memory, and weights lie there as channels_last, which files do not keep.
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        state["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(state)

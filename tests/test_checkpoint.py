@@ -12,9 +12,10 @@ from ranks import run_processes
 from torch import Tensor
 
 from ecgmatch_dist.bank import MemoryBank
-from ecgmatch_dist.checkpoint import Checkpoint, Checkpointer, hold, pack_optimizer, unpack_optimizer
+from ecgmatch_dist.checkpoint import Checkpoint, Checkpointer, hold
 from ecgmatch_dist.dealt import Rows
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.schedule import pack_optimizer, unpack_optimizer
 
 FITS = {"configuration": "a", "split": "b"}
 

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ecgmatch_dist.bench import Comparison, show
-from ecgmatch_dist.checkpoint import Checkpointer, pack_optimizer
+from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Model, Optim
 from ecgmatch_dist.model import build_model
-from ecgmatch_dist.schedule import build_optimizer
+from ecgmatch_dist.schedule import build_optimizer, pack_optimizer
 
 
 def run_state(rows: int, width: int, classes: int) -> dict[str, dict[str, Tensor]]:
