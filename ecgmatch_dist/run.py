@@ -104,14 +104,27 @@ class RunFolder:
         )
 
     def enter(self, config: Config, ranks: Ranks) -> None:
-        """Become the one copy of this run that writes here, and note what is run. Called by all ranks."""
-        generation = Fence.take(self.path).generation if ranks.main else 0
-        generation = int(all_sum_nograd(torch.tensor(generation)).item())  # all ranks wait for it here
-        self.fence = Fence(self.path, generation, looks=ranks.main)
+        """Become the one copy of this run that writes here, and note what is run. Called by all ranks: if rank 0 cannot, none
+        goes on."""
+        generation, refusal = 0, None
         if ranks.main:
-            self.fence.write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
-            self.fence.write_json(self.path / "environment.json", environment(ranks.world))
-            self.fence.write(self.path / "split.json", lambda path: shutil.copyfile(config.split, path))
+            try:
+                self.fence = Fence.take(self.path)
+                self._note(config, ranks.world)
+                generation = self.fence.generation
+            except UserError as error:
+                refusal = error
+            except OSError as error:
+                refusal = UserError(f"{self.path}: cannot be written: {error}")
+        generation = int(all_sum_nograd(torch.tensor(generation)).item())  # all ranks wait for it here
+        if not generation:
+            raise refusal or UserError(f"{self.path}: rank 0 could not enter it, and tells why")
+        self.fence = Fence(self.path, generation, looks=ranks.main)
+
+    def _note(self, config: Config, world: int) -> None:
+        self.fence.write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
+        self.fence.write_json(self.path / "environment.json", environment(world))
+        self.fence.write(self.path / "split.json", lambda path: shutil.copyfile(config.split, path))
 
     def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
         """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import get_args
 
@@ -182,27 +183,29 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
         return folder
     folder.enter(config, ranks)
-    job = build(config, ranks, folder, split, starts)
-    resumed = job.resume()
-    job.monitor.start(job.step)
-    if resumed:
-        job.monitor.say(f"resumed at step {job.step}")
-    interrupt = Interrupt(folder.fence)
-    try:
-        with Heartbeat(folder.fence.desk, ranks.rank, ranks.world, config.runtime.timeout_minutes, job.monitor.say):
-            reason = job.ended() or fit(job, interrupt)
-            if reason == "interrupted":
-                job.checkpointer.wait()
-                job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
-                raise Stopped(interrupt.warned)
-            finish(job, reason)
-    except OSError as error:
-        folder.fence.blame(error)
-        raise UserError(f"{folder.path}: {error}. {REMEDY}") from error
-    finally:
-        interrupt.close()
-        job.monitor.close()
-        folder.fence.leave()
+    heartbeat = Heartbeat(folder.fence.desk, ranks.rank, ranks.world, config.runtime.timeout_minutes)
+    with ExitStack() as at_the_end:
+        at_the_end.callback(folder.fence.leave)
+        try:
+            with heartbeat:
+                job = build(config, ranks, folder, split, starts)
+                at_the_end.callback(job.monitor.close)
+                heartbeat.say = job.monitor.say
+                resumed = job.resume()
+                job.monitor.start(job.step)
+                if resumed:
+                    job.monitor.say(f"resumed at step {job.step}")
+                interrupt = Interrupt(folder.fence)
+                at_the_end.callback(interrupt.close)
+                reason = job.ended() or fit(job, interrupt)
+                if reason == "interrupted":
+                    job.checkpointer.wait()
+                    job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
+                    raise Stopped(interrupt.warned)
+                finish(job, reason)
+        except OSError as error:
+            folder.fence.blame(error)
+            raise UserError(f"{folder.path}: {error}. {REMEDY}") from error
     return folder
 
 

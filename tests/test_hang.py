@@ -20,7 +20,11 @@ from test_train import command, data, tiny, wait_for_step  # noqa: F401
 from ecgmatch_dist import watchdog
 from ecgmatch_dist.config import Config, Runtime
 from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.fence import Fence
+from ecgmatch_dist.job import Loaded
+from ecgmatch_dist.launch import job as launch_job
 from ecgmatch_dist.methods import ecgmatch
+from ecgmatch_dist.monitor import Monitor
 from ecgmatch_dist.train import execute
 from ecgmatch_dist.watchdog import LOST, CollectiveFailed, Heartbeat, during, failed_collective
 
@@ -177,6 +181,44 @@ def test_a_full_disk_ends_all_ranks(data: Path, tmp_path: Path, what: str) -> No
     folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
     assert list((folder / "checkpoints").iterdir()) == []
     assert not (folder / "best.safetensors").exists()
+
+
+def _job(rank: int, port: str, config: Config, out: Path, where: str) -> None:
+    """A rank of a sweep's job, of which one fails before the first step."""
+    place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
+    sys.stderr = (out / f"{rank}.txt").open("w", buffering=1)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "shards" and rank == 1:
+        Loaded.__init__ = full  # type: ignore[method-assign, assignment]
+    elif where != "shards" and rank == 0:
+        owner, name = {"generations": (Fence, "take"), "log": (Monitor, "__init__")}[where]
+        setattr(owner, name, full)
+    launch_job.export_ranks = lambda: rank
+    launch_job.TrainJob("a", config.to_json(), ())()
+
+
+@pytest.mark.parametrize("where", ["generations", "log", "shards"])
+def test_a_rank_that_cannot_start_is_not_taken_for_a_lost_one(data: Path, tmp_path: Path, where: str) -> None:  # noqa: F811
+    """The batch script queues a job again whose ranks lost another one; this would only come again."""
+    runtime = Runtime(device="cpu", threads=1, readers=1, timeout_minutes=TIMEOUT / 60)
+    config = replace(tiny(data, tmp_path / "runs", runtime=runtime), init="scratch")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    port = free_port()
+    ranks = [context.Process(target=_job, args=(r, port, config, tmp_path, where)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    said = [(tmp_path / f"{r}.txt").read_text() for r in range(2)]
+    assert [process.exitcode for process in ranks] == [1, 1], said
+    assert "No space left on device" in said[where == "shards"]
+    assert ("rank 0 could not enter it" if where == "generations" else "No space left") in said[where != "shards"]
 
 
 def _step(folder: Path) -> int:
