@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 SILENT = 3  # periods without a beat after which a rank counts as gone
+MOST = 2000  # characters of an error in a beat, which must fit into a block of the disk
 LOST = (
     134  # exit code, as after an abort: the launchers start the run again (launch/site.py), as torchrun does by itself
 )
@@ -121,7 +122,8 @@ class Heartbeat:
             self.stop.set()
             self.thread.join()
             if isinstance(error, Exception):
-                self._write(ended=f"{type(error).__name__}: {error}")
+                with suppress(OSError):  # the error itself counts more than its note
+                    self._write(ended=f"{type(error).__name__}: {error}"[:MOST])
                 return
             self._path(self.rank).unlink(missing_ok=True)
             return
@@ -139,8 +141,15 @@ class Heartbeat:
         text = json.dumps({**record, "host": socket.gethostname(), "process": os.getpid()})
         path = self._path(self.rank)
         temporary = path.with_suffix(".tmp")  # a reader finds a whole record; none has to survive a power cut
-        temporary.write_text(text)
-        temporary.replace(path)
+        try:
+            temporary.write_text(text)
+            temporary.replace(path)
+        except OSError:
+            if ended is None:
+                raise
+            with path.open("r+") as file:  # a full disk has no room for another file, but this one has its block
+                file.write(text)
+                file.truncate()
 
     def _beat(self) -> None:
         warned = 0.0
@@ -150,7 +159,8 @@ class Heartbeat:
             if time.time() - here.moved > self.timeout / 2 and warned != here.moved:
                 warned = here.moved
                 waited = time.time() - warned
-                self.say(f"rank {self.rank}: {waited:.0f} s in {here} at step {here.step}; {self._late()}")
+                with suppress(OSError):
+                    self.say(f"rank {self.rank}: {waited:.0f} s in {here} at step {here.step}; {self._late()}")
 
     def _others(self) -> dict[int, dict[str, Any]]:
         beats = {}

@@ -20,6 +20,7 @@ from test_train import command, data, tiny, wait_for_step  # noqa: F401
 from ecgmatch_dist import watchdog
 from ecgmatch_dist.config import Config, Runtime
 from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence
 from ecgmatch_dist.job import Loaded
 from ecgmatch_dist.launch import job as launch_job
@@ -257,6 +258,22 @@ def test_a_run_that_ends_well_leaves_no_heartbeats(tmp_path: Path) -> None:
     (tmp_path / "heartbeats").rmdir()
     with Heartbeat(tmp_path, 0, 1, 1.0):
         assert not (tmp_path / "heartbeats").exists()
+
+
+def test_a_full_disk_can_still_be_told_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No new file can be written, not even the note of why this rank ended: without it the others would take it for dead."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fail() -> None:
+        monkeypatch.setattr(Path, "write_text", full)
+        raise UserError("no room" + 10_000 * "!")
+
+    with pytest.raises(UserError, match="no room"), Heartbeat(tmp_path, 0, 2, 1.0):
+        fail()
+    other = Heartbeat(tmp_path, 1, 2, 1.0)
+    assert other._others()[0]["ended"].startswith("UserError: no room!!")
 
 
 def test_a_stall_is_told_at_half_the_timeout(tmp_path: Path) -> None:
