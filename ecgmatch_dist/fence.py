@@ -42,6 +42,11 @@ def owner() -> str:
     return "/".join(words) or f"{socket.gethostname()}/{os.getpid()}/{time.time_ns()}"
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this copy again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
 class Fence:
     """The generation of this copy. Rank 0 takes it and looks; the other ranks only know its number."""
 
@@ -66,7 +71,9 @@ class Fence:
             mine = [
                 n for n, records in older.items() if any(r["generation"] == n and r["owner"] == me for r in records)
             ]
-            if mine and newest not in mine and older[newest]:  # torchrun restarts an older copy because it ended
+            # torchrun restarts an older copy because it ended. Who is started for the first time may take over, even under a
+            # name that was here before: torchrun's is "none" on several nodes, and a shell of salloc keeps its job's number.
+            if restarted() and mine and newest not in mine and older[newest]:
                 raise Superseded(_message(folder, mine[-1], older[newest]))
             record = {"generation": newest + 1, "owner": me, "host": socket.gethostname(), "pid": os.getpid()}
             record["started"] = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

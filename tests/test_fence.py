@@ -83,14 +83,30 @@ def test_looks_between_writes_are_rare(tmp_path: Path, monkeypatch: pytest.Monke
 def test_torchrun_does_not_bring_an_old_copy_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     Fence.take(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert Fence.take(tmp_path).generation == 2  # a restart of the only copy
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     assert Fence.take(tmp_path).generation == 3
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     with pytest.raises(Superseded, match="generation 3"):
         Fence.take(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # started again by Slurm: that is somebody else
     assert Fence.take(tmp_path).generation == 4
+
+
+@pytest.mark.parametrize(("name", "value"), [("TORCHELASTIC_RUN_ID", "none"), ("SLURM_JOB_ID", "5")])
+def test_a_run_may_come_back_to_whom_it_was_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Begun by torchrun on several nodes, which gives no name of its own, or in a shell of salloc; gone on with elsewhere."""
+    monkeypatch.setenv(name, value)
+    Fence.take(tmp_path)
+    monkeypatch.delenv(name)
+    Fence.take(tmp_path)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert Fence.take(tmp_path).generation == 3
 
 
 def save(checkpointer: Checkpointer, step: int) -> None:
