@@ -151,9 +151,9 @@ def test_sites(tmp_path: Path) -> None:
     assert site.Site(gpus_per_node=4).ranks == 4
 
 
-def crash(tmp_path: Path, code: int, restarts: int = 0, times: int = 1) -> str:
+def crash(tmp_path: Path, code: int, restarts: int = 0, times: int = 1, state: str = "RUNNING") -> str:
     """What the lines behind srun do, with a scontrol that writes down what it was asked."""
-    shown = f"Requeue=1 Restarts={restarts} BatchFlag=1"
+    shown = f"JobId=9 JobState={state} Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
     stub = f'scontrol() {{ [ $1 = requeue ] && echo "$@" >> {tmp_path}/asked || echo "{shown}"; }}'
     lines = "\n".join([stub, f"(exit {code})", *site.requeue_after_a_crash(tmp_path)])
     environment = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "PATH": "/usr/bin:/bin"}
@@ -164,10 +164,17 @@ def crash(tmp_path: Path, code: int, restarts: int = 0, times: int = 1) -> str:
 
 
 def test_only_a_crash_is_queued_again(tmp_path: Path) -> None:
-    for code in (0, 1, 75, 255):
+    for code in (0, 1, 255):
         assert crash(tmp_path, code) == ""
     assert crash(tmp_path, 137, restarts=1) == ""  # Slurm has started a newer copy: this one is an orphan
     assert crash(tmp_path, 137) == "requeue 7_3\n"
+
+
+def test_a_run_that_stopped_while_slurm_wants_it_is_queued_again(tmp_path: Path) -> None:
+    """A pre-emption is a plain SIGTERM on most clusters, as scancel is."""
+    assert crash(tmp_path, 75, state="CANCELLED") == ""
+    assert crash(tmp_path, 75, state="PENDING", restarts=1) == ""  # submitit has queued it again
+    assert crash(tmp_path, 75) == "requeue 7_3\n"
 
 
 def test_a_job_that_always_crashes_is_left_alone(tmp_path: Path) -> None:

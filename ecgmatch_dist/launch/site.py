@@ -90,15 +90,21 @@ def requeue_after_a_crash(folder: Path) -> list[str]:
     """Shell lines behind srun: a rank that a signal ended (kill -9, out of memory, a watchdog's abort) or that lost another one
     (watchdog.py) is not the run's fault, and the job goes back into the queue, unless Slurm has started a newer copy of it
     meanwhile. srun's exit code is then above 128; a run's own errors have lower codes, and 255 is submitit's after it has
-    queued the job again itself."""
+    queued the job again itself. 75: the run was asked to stop and saved itself. If Slurm still has the job running, it was
+    not cancelled but is being pre-empted by a cluster that only sends SIGTERM, and it goes back, too."""
     job = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     return [
         "code=$?",
         f"job={job}; job=${{job:-$SLURM_JOB_ID}}; crashes={folder}/$job.crashes",
-        'restarts=$(scontrol show job -o "$job" | sed -n "s/.* Restarts=\\([0-9]*\\).*/\\1/p")',
-        'if [ $code -gt 128 ] && [ $code -lt 255 ] && [ "$restarts" = "${SLURM_RESTART_COUNT:-0}" ]; then',
-        '    echo "exit code $code" >> "$crashes"',
-        f'    if [ $(wc -l < "$crashes") -le {CRASHES} ]; then scontrol requeue "$job"; fi',
+        'shown=$(scontrol show job -o "$job")',
+        'restarts=$(echo "$shown" | sed -n "s/.* Restarts=\\([0-9]*\\).*/\\1/p")',
+        'if [ "$restarts" = "${SLURM_RESTART_COUNT:-0}" ]; then',
+        "    if [ $code -gt 128 ] && [ $code -lt 255 ]; then",
+        '        echo "exit code $code" >> "$crashes"',
+        f'        if [ $(wc -l < "$crashes") -le {CRASHES} ]; then scontrol requeue "$job"; fi',
+        '    elif [ $code -eq 75 ] && [[ $shown == *" JobState=RUNNING "* ]]; then',
+        '        scontrol requeue "$job"',
+        "    fi",
         "fi",
         "exit $code",
     ]
