@@ -15,27 +15,37 @@ from ecgmatch_dist.watchdog import during
 DEADLINE = "ECGMATCH_STOP_AT"  # seconds since the epoch: where no signal tells of the time limit, this does
 
 
-class Interrupt:
-    """SIGTERM, SIGUSR2 (Slurm's warnings), the deadline, and a newer copy of the run. The flags are summed over the ranks
-    behind the step and read one step later, so that no step waits for them, on a group of its own that also works while the
-    devices are busy."""
+class Signals:
+    """While it is entered, SIGTERM and SIGUSR2 (Slurm's warnings) raise a flag and do nothing else. It stands around all that a
+    process trains: a warning that comes while one run is measured or the next one is built must not be forgotten."""
 
-    def __init__(
-        self,
-        fence: Fence | None = None,
-        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR2),
-    ) -> None:
-        self.fence, self.received = fence, set[int]()
+    def __init__(self) -> None:
+        self.received = set[int]()
+
+    def __enter__(self) -> "Signals":
+        self.previous = {number: signal.signal(number, self._raise) for number in (signal.SIGTERM, signal.SIGUSR2)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        self.received.add(number)
+
+
+class Interrupt:
+    """Signals, the deadline, and a newer copy of the run. The flags are summed over the ranks behind the step and read one step
+    later, so that no step waits for them, on a group of its own that also works while the devices are busy."""
+
+    def __init__(self, signals: Signals, fence: Fence | None = None) -> None:
+        self.received, self.fence = signals.received, fence
         self.deadline = float(os.environ.get(DEADLINE, "inf"))
         self.warned = False  # by SIGUSR2 or the deadline: whoever gave the warning expects the run to be started again
         self.superseded = ""
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.group = group_beside()
         self.pending: tuple[dist.Work, torch.Tensor] | None = None
-        self.previous = {number: signal.signal(number, self._raise) for number in signals}
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        self.received.add(number)
 
     def _flags(self) -> torch.Tensor:
         """What this rank knows: asked to stop, warned, superseded."""
@@ -44,7 +54,7 @@ class Interrupt:
         return torch.tensor([int(bool(self.received) or warned), int(warned), int(bool(self.superseded))])
 
     def agreed(self) -> bool:
-        """Called once a step by every rank; true on all of them at the same step."""
+        """Called once a step (or part of the measurements) by every rank; true on all of them at the same one."""
         flags = self._flags()
         if self.distributed:
             before = self.pending
@@ -66,5 +76,3 @@ class Interrupt:
         if self.pending:
             self.pending[0].wait()
             self.pending = None
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)

@@ -27,7 +27,7 @@ from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.distributed import Ranks, all_sum_nograd, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import REMEDY
-from ecgmatch_dist.interrupt import Interrupt
+from ecgmatch_dist.interrupt import Interrupt, Signals
 from ecgmatch_dist.job import Job, build
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.losses import correlation
@@ -48,7 +48,7 @@ class Stopped(SystemExit):
     def __init__(self, warned: bool) -> None:
         super().__init__(75)
         self.warned = warned
-        """Slurm gave a warning, or the deadline came: the job can be queued again. A plain SIGTERM is a cancelled job."""
+        """Slurm gave a warning, or the deadline came: the job can be queued again. A plain SIGTERM may be a cancelled job."""
 
 
 def fit(job: Job, interrupt: Interrupt) -> str:
@@ -146,8 +146,9 @@ def validate(job: Job, views: Views) -> None:
     monitor.say(f"step {job.step}: validation MAP {metrics['map']:.4f}, macro AUC {metrics['macro_auc']:.4f} ({mark})")
 
 
-def finish(job: Job, reason: str) -> None:
-    """Measure the kept model on validation and test with the validation's thresholds, and write the result."""
+def finish(job: Job, reason: str, interrupt: Interrupt) -> bool:
+    """Measure the kept model on validation and test with the validation's thresholds, and write the result. False: asked to
+    stop on the way."""
     job.checkpointer.wait()
     job.load_best()
     thresholds = np.array(job.best.thresholds)
@@ -158,6 +159,8 @@ def finish(job: Job, reason: str) -> None:
             measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, job.classes)
         if job.ranks.main:
             job.folder.save_predictions(part, job.ids(part), predictions)
+        if interrupt.agreed():
+            return False
     if isinstance(job.method, ECGMatch):
         bank = job.predict("unlabelled", most=20_000)
         R_u = correlation(torch.from_numpy(bank.probabilities), job.method.settings.similarity)
@@ -170,14 +173,22 @@ def finish(job: Job, reason: str) -> None:
     job.monitor.say(
         f"finished ({reason}) after {job.seconds:.0f} s: test MAP {test['map']:.4f}, macro AUC {test['macro_auc']:.4f}"
     )
+    return True
 
 
 def train(config: Config, ranks: Ranks) -> RunFolder:
     """One run, from whatever its folder holds to its result; the supervised runs that it starts from come first."""
+    with Signals() as signals:
+        return carry_out(config, ranks, signals)
+
+
+def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
     split = Split.load(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
-    starts = [train(start_of(config, split.name, ranks, member), ranks) for member in range(config.committee)]
+    starts = [
+        carry_out(start_of(config, split.name, ranks, member), ranks, signals) for member in range(config.committee)
+    ]
     if folder.result is not None:
         if ranks.main:
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
@@ -195,14 +206,13 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
                 job.monitor.start(job.step)
                 if resumed:
                     job.monitor.say(f"resumed at step {job.step}")
-                interrupt = Interrupt(folder.fence)
+                interrupt = Interrupt(signals, folder.fence)
                 at_the_end.callback(interrupt.close)
                 reason = job.ended() or fit(job, interrupt)
-                if reason == "interrupted":
+                if reason == "interrupted" or not finish(job, reason, interrupt):
                     job.checkpointer.wait()
                     job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
                     raise Stopped(interrupt.warned)
-                finish(job, reason)
         except OSError as error:
             folder.fence.blame(error)
             raise UserError(f"{folder.path}: {error}. {REMEDY}") from error

@@ -5,51 +5,77 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_train import command, data, tiny, wait_for_step  # noqa: F401 (data is a fixture)
+from test_train import command, data, run, tiny, wait_for_step  # noqa: F401 (data is a fixture)
 
+from ecgmatch_dist import train as training
 from ecgmatch_dist.config import Optim
 from ecgmatch_dist.fence import Fence, Superseded
-from ecgmatch_dist.interrupt import DEADLINE, Interrupt
+from ecgmatch_dist.interrupt import DEADLINE, Interrupt, Signals
 
 
 def test_a_signal_raises_a_flag_and_nothing_else() -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    interrupt = Interrupt()
-    try:
+    with Signals() as signals:
+        interrupt = Interrupt(signals)
         assert not interrupt.agreed()
         signal.raise_signal(signal.SIGTERM)
         assert interrupt.agreed()
-        assert not interrupt.warned  # a plain SIGTERM is a cancelled job: nobody queues it again
+        assert not interrupt.warned  # a plain SIGTERM is a cancelled job, unless Slurm knows better
         signal.raise_signal(signal.SIGUSR2)
         assert interrupt.agreed()
         assert interrupt.warned
-    finally:
-        interrupt.close()
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
 def test_the_deadline_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEADLINE, "1")
-    interrupt = Interrupt()
-    try:
-        assert interrupt.agreed()
-        assert interrupt.warned
-    finally:
-        interrupt.close()
+    interrupt = Interrupt(Signals())
+    assert interrupt.agreed()
+    assert interrupt.warned
 
 
 def test_a_newer_copy_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ecgmatch_dist.fence.EVERY", 0.0)
-    interrupt = Interrupt(Fence.take(tmp_path))
+    interrupt = Interrupt(Signals(), Fence.take(tmp_path))
+    assert not interrupt.agreed()
+    Fence.take(tmp_path)
+    with pytest.raises(Superseded, match="generation 2"):
+        interrupt.agreed()
+
+
+@pytest.mark.parametrize(("when", "of", "step"), [("finish", "supervised", 6), ("build", "ecgmatch", 1)])
+def test_a_warning_between_two_runs_is_not_forgotten(
+    data: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    of: str,
+    step: int,
+) -> None:
+    """While the supervised run is measured, or while the run that starts from it is built. slurm/train.sbatch has torchrun
+    and its ranks ignore the signal, until the run listens."""
+    before, usual = signal.signal(signal.SIGUSR2, signal.SIG_IGN), getattr(training, when)
+
+    def warned(*args: Any) -> Any:
+        if f".{of}/" in f"{args[0].folder.path if when == 'finish' else args[2].path}/":
+            signal.raise_signal(signal.SIGUSR2)
+        return usual(*args)
+
+    monkeypatch.setattr(training, when, warned)
     try:
-        assert not interrupt.agreed()
-        Fence.take(tmp_path)
-        with pytest.raises(Superseded, match="generation 2"):
-            interrupt.agreed()
+        with pytest.raises(training.Stopped) as stopped:
+            run(tiny(data, tmp_path))
     finally:
-        interrupt.close()
+        signal.signal(signal.SIGUSR2, before)
+    assert stopped.value.warned
+    folder = tmp_path / f"within-chapman@0.2.s20.{of}"
+    assert f"asked to stop: saved at step {step}," in (folder / "log.txt").read_text()
+    assert not (folder / "result.json").exists()
+    monkeypatch.setattr(training, when, usual)
+    assert (run(tiny(data, tmp_path)) / "result.json").exists()
 
 
 def test_torchrun_restarts_a_run_that_was_asked_to_stop(data: Path, tmp_path: Path) -> None:  # noqa: F811

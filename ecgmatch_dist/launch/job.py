@@ -1,8 +1,8 @@
 """What a job of a sweep does on each of its ranks.
 
 Slurm warns with SIGUSR2, on every rank. submitit's own handler would call `checkpoint()` on rank 0 inside the signal handler,
-while the other ranks go on training: a collective save there deadlocks. So the trainer's handler stands before it while the
-loop runs: it only raises a flag, all ranks agree on a step, save together and leave the loop. Then submitit's handler is in
+while the other ranks go on training: a collective save there deadlocks. So the trainer's handler stands before it while it
+trains: it only raises a flag, all ranks agree on a step, save together and leave the loop. Then submitit's handler is in
 its place again, and rank 0 calls it: it stores the job and asks Slurm to queue it again.
 """
 
