@@ -162,7 +162,10 @@ def start_of(config: Config, split: str, ranks: Ranks, member: int = 0) -> Confi
     use what it found."""
     start = config.supervised(member)
     if ranks.main:
-        records = [json.loads(p.read_text()) for p in config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")]
+        found = config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")
+        # Finished ones first: of two that mean the same, the other may be at work in a job of its own.
+        paths = sorted(found, key=lambda path: not (path.parent / "result.json").is_file())
+        records = [json.loads(path.read_text()) for path in paths]
         fitting = [record for record in records if record["meaning"] == start.meaning()]
         if fitting:
             start = dataclasses.replace(start, name=fitting[0]["name"], tag=fitting[0]["tag"])

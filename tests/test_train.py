@@ -23,9 +23,10 @@ from ecgmatch_dist.checkpoint import Checkpoint, generation_and_step
 from ecgmatch_dist.config import Bank, Config, Evaluate, Model, Optim, Runtime
 from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.distributed import session
+from ecgmatch_dist.distributed import Ranks, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
+from ecgmatch_dist.run import start_of
 from ecgmatch_dist.train import Stopped, train
 
 STEPS = 12
@@ -135,6 +136,21 @@ def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path
     run(replace(config, tag="again", method=replace(config.method, lambda_u=0.5)))
     assert [(member / "result.json").stat().st_mtime_ns for member in (first, second)] == before
     assert len(list(tmp_path.glob("*.supervised*"))) == 2
+
+
+@pytest.mark.parametrize("done", ["a", "b"])
+def test_of_two_starts_that_mean_the_same_the_finished_one_is_taken(data: Path, tmp_path: Path, done: str) -> None:
+    """Two points of a grid may have one each. The other one is at work in a job of its own and must not be done here, too."""
+    config = tiny(data, tmp_path)
+    for tag in ("a", "b"):
+        start = replace(config.supervised(), tag=tag)
+        folder = tmp_path / start.run_name("within-chapman@0.2.s20")
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**start.to_json(), "meaning": start.meaning()}))
+        if tag == done:
+            (folder / "result.json").touch()
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    assert start_of(config, "within-chapman@0.2.s20", alone).tag == done
 
 
 def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
