@@ -127,12 +127,12 @@ def test_what_a_submission_that_was_cut_off_left_held(tmp_path: Path, monkeypatc
     monkeypatch.setattr(slurm, "cancel", lambda ids: told.append(["scancel", *ids]))
     cut, lost = array.take_up(tmp_path)
     assert cut.startswith("6_[0-2,4-5]: an earlier submission was cut off and left 5 runs held")
-    assert lost.startswith("7: an earlier submission was cut off before its 6 runs were on record")
+    assert lost.startswith("7_[0-5]: an earlier submission was cut off before its 6 runs were on record")
     assert [" ".join(command) for command in told] == [
         "scontrol update jobid=6_[2,4] dependency=afterany:6_0",
         "scontrol update jobid=6_[5] dependency=afterany:6_0:6_1",
         "scontrol release 6_[0-2,4-5]",
-        "scancel 7",
+        "scancel 7_[0-5]",
     ]
     assert (place / "cut" / array.RELEASED).exists()
 
@@ -145,3 +145,23 @@ def test_the_list_of_submissions(tmp_path: Path) -> None:
     assert jobs_of(tmp_path) == {"a": "2_0", "b": "1_0"}
     assert latest(tmp_path)["b"]["job"] == "99"
     assert [record["run"] for record in read_records(folder_of(tmp_path, "x"))] == ["a", "b"]
+
+
+def test_a_line_of_the_list_that_is_cut_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full: that job is held and not on the list. It is cancelled, it alone, before the next submission."""
+    folder = folder_of(tmp_path, "x")
+    place = folder / "jobs" / "0"
+    place.mkdir(parents=True)
+    record = {"run": "a", "starts": {}, "cluster": "slurm", "job": "1_0", "folder": str(place), "time": 1.0}
+    write_records(folder, [record])
+    with (folder / "submissions.jsonl").open("a") as file:
+        file.write('{"run": "b", "clus')
+    assert jobs_of(tmp_path) == {"a": "1_0"}
+    told: list[list[str]] = []
+    monkeypatch.setattr(slurm, "held", lambda: {f"1_{task}": place / ".submission.sh" for task in (0, 1)})
+    monkeypatch.setattr(slurm, "tell", told.append)
+    monkeypatch.setattr(slurm, "cancel", lambda ids: told.append(["scancel", *ids]))
+    array.take_up(tmp_path)
+    assert told == [["scontrol", "release", "1_[0]"], ["scancel", "1_[1]"]]
+    write_records(folder, [record | {"run": "c", "job": "2_0"}])
+    assert jobs_of(tmp_path) == {"a": "1_0", "c": "2_0"}

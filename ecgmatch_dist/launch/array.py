@@ -151,12 +151,15 @@ def take_up(runs: Path) -> list[str]:
     said = []
     if cut:
         release(cut)
-        jobs = " ".join(expressions([record["job"] for record in cut]))
-        said.append(f"{jobs}: an earlier submission was cut off and left {len(cut)} runs held; they are released now")
+        jobs = expressions([record["job"] for record in cut])
+        said.append(
+            f"{' '.join(jobs)}: an earlier submission was cut off and left {len(cut)} runs held; they are released now"
+        )
     if lost:
-        slurm.cancel(arrays(lost))
-        jobs = " ".join(sorted(arrays(lost)))
-        said.append(f"{jobs}: an earlier submission was cut off before its {len(lost)} runs were on record; cancelled")
+        jobs = expressions(sorted(lost))  # not their arrays: others of the same one may be on record
+        slurm.cancel(jobs)
+        what = f"cut off before its {len(lost)} runs were on record; cancelled"
+        said.append(f"{' '.join(jobs)}: an earlier submission was {what}")
     return said
 
 

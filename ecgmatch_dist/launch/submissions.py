@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ def folder_of(runs: Path, sweep: str) -> Path:
 def write_records(folder: Path, records: Iterable[dict[str, Any]]) -> None:
     """All lines in one piece: a submission is on the list, or it is not."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "submissions.jsonl").open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(record) + "\n" for record in records))
+    path = folder / "submissions.jsonl"
+    cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a full disk
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut + "".join(json.dumps(record) + "\n" for record in records))
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Of one sweep, in the order of submission."""
+    """Of one sweep, in the order of submission. A line that is cut tells nothing: its job is held, and taken up as lost."""
     path = folder / "submissions.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def all_records(runs: Path) -> list[dict[str, Any]]:
