@@ -188,6 +188,22 @@ def test_a_restarted_job_meets_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(job.PORTS[0] <= job.port(str(number)) < job.PORTS[1] for number in range(100))
 
 
+def test_a_controller_that_does_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first question hangs, the second is answered."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        f"#!/bin/bash\n[ -e {tmp_path}/asked ] && echo '7_1|RUNNING|n1|None' && exit\ntouch {tmp_path}/asked\nexec sleep 9"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(slurm, "ANSWER", 0.5)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert slurm.queue() == {"7_1": slurm.Job("7_1", "RUNNING", "n1", "None")}
+    squeue.write_text("#!/bin/bash\nexec sleep 9")
+    with pytest.raises(UserError, match="squeue --name=x: no answer within"):
+        slurm._ask(["squeue", "--name=x"], (0,))
+
+
 def make_run(folder: Path, steps: int, done: bool = False) -> None:
     (folder / "checkpoints" / "step-000004.1").mkdir(parents=True)
     (folder / "generations").mkdir()

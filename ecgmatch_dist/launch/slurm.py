@@ -13,6 +13,7 @@ from ecgmatch_dist.errors import UserError
 PASSING = {"NODE_FAIL", "PREEMPTED", "REQUEUED"}  # said for seconds of a job that is about to be queued again
 HELD = "JobHeldUser"  # the reason of a job that waits because its owner wants it to
 MAX_ARRAY_SIZE = 1001  # Slurm's default
+ANSWER = 60.0  # seconds that a question may take
 PATIENCE = (1, 2, 4, 8, 16, 0)  # seconds between questions to a controller that restarts
 
 
@@ -112,14 +113,19 @@ def cancel(ids: Iterable[str]) -> None:
 
 
 def _ask(command: list[str], waits: Sequence[int] = PATIENCE) -> str:
-    """A controller that restarts is given half a minute."""
+    """A controller that restarts is given half a minute, and one that says nothing a minute each time."""
+    said = ""
     for wait in waits:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER)
         except FileNotFoundError:
             raise UserError(f"{command[0]}: not found; is this a machine with Slurm?") from None
-        if done.returncode == 0:
-            return done.stdout
+        except subprocess.TimeoutExpired:
+            said = f"no answer within {ANSWER:.0f} s"
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            said = done.stderr.strip() or f"exit code {done.returncode}"
         if wait:
             time.sleep(wait)
-    raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    raise UserError(f"{' '.join(command)}: {said}")
