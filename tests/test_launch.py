@@ -252,6 +252,15 @@ def test_status(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         status.collect("large", submitted)
 
 
+def test_status_of_a_checkpoint_that_is_damaged_or_just_removed(submitted: Path) -> None:
+    states = [submitted / "b" / "checkpoints" / f"step-00000{step}.1" / "state.json" for step in (5, 6)]
+    for state in states:
+        state.parent.mkdir()
+    states[0].write_text('{"coun')
+    states[1].symlink_to("gone")
+    assert status.collect("small", submitted)[1].best == 0.75
+
+
 def test_only_what_is_neither_finished_nor_at_work_is_submitted(submitted: Path) -> None:
     runs = [plan.Run(name, Config(), None) for name in ("a", "b", "c", "d", "e")]
     wanted, said = sweep.to_do(runs, submitted, "slurm")

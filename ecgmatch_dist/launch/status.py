@@ -72,7 +72,8 @@ def progress(folder: Path) -> tuple[int, float | None, float | None]:
             else:
                 best = max(best, record["map"])
     for state in folder.glob("checkpoints/step-*/state.json"):
-        best = max(best, json.loads(state.read_text(encoding="utf-8"))["counters"]["best"]["map"])
+        with suppress(OSError, ValueError, KeyError):  # the run removes old ones at any moment, and one may be damaged
+            best = max(best, json.loads(state.read_text(encoding="utf-8"))["counters"]["best"]["map"])
     return step, best if best >= 0 else None, statistics.median(seconds) if seconds else None
 
 
