@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +161,9 @@ class Monitor:
         logging.getLogger("ecgmatch_dist").removeHandler(self.handler)
         if self.progress:
             self.progress.stop()
-        self.log.close()
-        if self.started:
-            self.board.close()
-            self.file.close()
+        for file in (self.log, *((self.board, self.file) if self.started else ())):
+            with suppress(OSError):  # a full disk: the error that ended the run is already under way
+                file.close()
 
 
 def forget_after(path: Path, step: int, fence: Fence) -> None:

@@ -26,6 +26,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed import Ranks, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
+from ecgmatch_dist.monitor import Monitor
 from ecgmatch_dist.run import start_of
 from ecgmatch_dist.train import Stopped, train
 
@@ -151,6 +152,24 @@ def test_of_two_starts_that_mean_the_same_the_finished_one_is_taken(data: Path, 
             (folder / "result.json").touch()
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     assert start_of(config, "within-chapman@0.2.s20", alone).tag == done
+
+
+@pytest.mark.parametrize("name", ["log", "file"])
+def test_a_disk_that_fills_up_under_the_log_is_told_in_a_sentence(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What could not be written is tried once more when the file is closed: that error must not hide the first."""
+    usual = Monitor.start
+
+    def start(self: Monitor, step: int) -> None:
+        usual(self, step)
+        getattr(self, name).close()
+        setattr(self, name, Path("/dev/full").open("w"))  # noqa: SIM115
+
+    monkeypatch.setattr(Monitor, "start", start)
+    with pytest.raises(UserError, match=r"No space left on device.*Make room"):
+        run(tiny(data, tmp_path, init="scratch"))
+    assert not (tmp_path / "within-chapman@0.2.s20.ecgmatch" / "copies").exists()
 
 
 def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
