@@ -16,6 +16,7 @@ It is written elsewhere and renamed when every rank has finished; then the file 
 import copy
 import json
 import os
+import re
 import shutil
 import warnings
 import zlib
@@ -45,6 +46,7 @@ from ecgmatch_dist.watchdog import during
 KEEP = 2
 FORMAT = 2  # of the folder; another number is another version's
 BEST = "best.safetensors"
+NAME = re.compile(r"step-\d+\.\d+")
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # says DCP of one process, which is usual here
 
 
@@ -154,8 +156,12 @@ class Checkpointer:
         unfinished.rename(self.folder / name)
         sync_folder(self.folder)
         (self.fence.write_text if self.fence else write_text)(self.folder / "latest", f"{name}\n")
-        for old in sorted(self.folder.glob("step-*"), key=generation_and_step)[:-KEEP]:
+        for old in self._listed()[:-KEEP]:
             shutil.rmtree(old)
+
+    def _listed(self) -> list[Path]:
+        """The checkpoints in the folder, the newest last. What somebody else puts beside them is left alone."""
+        return sorted((p for p in self.folder.glob("step-*") if NAME.fullmatch(p.name)), key=generation_and_step)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole and belongs to this run, and what is to be said about those that are not.
@@ -184,7 +190,7 @@ class Checkpointer:
     def _candidates(self, notes: list[str]) -> list[Path]:
         """What `latest` names and what the folder lists, newest first: a listing can be older than the pointer (NFS), and the
         pointer older than the listing (a run that was killed between a checkpoint and its pointer)."""
-        found = set(self.folder.glob("step-*"))
+        found = set(self._listed())
         try:
             pointed = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
             generation_and_step(pointed)

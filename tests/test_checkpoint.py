@@ -186,6 +186,18 @@ def test_an_unfinished_one_is_not_seen(tmp_path: Path) -> None:
     assert found.counters["step"] == 5
 
 
+def test_a_copy_that_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    for name in ("step-000005.1.good", "step-000005.1 (copy)", "step-old"):
+        shutil.copytree(tmp_path / "step-000005.1", tmp_path / name)
+    for step in (10, 15):
+        checkpointer = save(tmp_path, step)
+    found, notes = checkpointer.latest()
+    assert found is not None
+    assert (found.counters["step"], notes) == (15, [])
+    assert len(list(tmp_path.glob("step-*"))) == 2 + 3
+
+
 def test_a_foreign_one_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 5)
     with pytest.raises(UserError, match="another split"):
