@@ -9,10 +9,19 @@ import torch
 from torch import distributed as dist
 
 from ecgmatch_dist.distributed import group_beside
+from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence, Superseded
 from ecgmatch_dist.watchdog import during
 
 DEADLINE = "ECGMATCH_STOP_AT"  # seconds since the epoch: where no signal tells of the time limit, this does
+
+
+def deadline() -> float:
+    text = os.environ.get(DEADLINE) or "inf"
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"environment variable {DEADLINE} = {text!r}: seconds since 1970, as date +%s prints") from None
 
 
 class Signals:
@@ -40,7 +49,7 @@ class Interrupt:
 
     def __init__(self, signals: Signals, fence: Fence | None = None) -> None:
         self.received, self.fence = signals.received, fence
-        self.deadline = float(os.environ.get(DEADLINE, "inf"))
+        self.deadline = deadline()
         self.warned = False  # by SIGUSR2 or the deadline: whoever gave the warning expects the run to be started again
         self.superseded = ""
         self.distributed = dist.is_initialized() and dist.get_world_size() > 1

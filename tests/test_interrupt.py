@@ -12,6 +12,7 @@ from test_train import command, data, run, tiny, wait_for_step  # noqa: F401 (da
 
 from ecgmatch_dist import train as training
 from ecgmatch_dist.config import Optim
+from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence, Superseded
 from ecgmatch_dist.interrupt import DEADLINE, Interrupt, Signals
 
@@ -35,6 +36,14 @@ def test_the_deadline_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt = Interrupt(Signals())
     assert interrupt.agreed()
     assert interrupt.warned
+
+
+def test_a_deadline_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEADLINE, "")
+    assert not Interrupt(Signals()).agreed()
+    monkeypatch.setenv(DEADLINE, "12:00")
+    with pytest.raises(UserError, match="ECGMATCH_STOP_AT = '12:00': seconds since 1970"):
+        Interrupt(Signals())
 
 
 def test_a_newer_copy_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
