@@ -263,7 +263,7 @@ def test_status_of_a_checkpoint_that_is_damaged_or_just_removed(submitted: Path)
 
 def test_only_what_is_neither_finished_nor_at_work_is_submitted(submitted: Path) -> None:
     runs = [plan.Run(name, Config(), None) for name in ("a", "b", "c", "d", "e")]
-    wanted, said = sweep.to_do(runs, submitted, "slurm")
+    wanted, said = sweep.to_do(runs, submitted)
     assert [run.name for run in wanted] == ["c", "e"]
     assert said == {
         "a": "finished",
@@ -277,8 +277,23 @@ def test_only_what_is_neither_finished_nor_at_work_is_submitted(submitted: Path)
 def test_what_a_user_holds_is_said_to_be_held(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = slurm.Job("7_3", "PENDING", "", slurm.HELD)
     monkeypatch.setattr(slurm, "living", lambda ids: {"7_3": held})
-    _, said = sweep.to_do([plan.Run("d", Config(), ())], submitted, "slurm")
+    _, said = sweep.to_do([plan.Run("d", Config(), ())], submitted)
     assert said == {"d": "held (scontrol release 7_3) as job 7_3"}
+
+
+def test_what_is_at_work_on_this_machine_is_not_begun_again(submitted: Path) -> None:
+    """Nor is it when another process has the number of one that has ended."""
+    folder = folder_of(submitted, "small") / "jobs" / "0"
+    command, pipe = [sys.executable, "-uc", "print(); input()", str(folder)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before, it might not have its name yet
+        record = {"run": "e", "cluster": "local", "job": str(process.pid), "folder": str(folder), "time": 2.0}
+        write_records(folder_of(submitted, "small"), [record, record | {"run": "f", "folder": f"{folder}/other"}])
+        wanted, said = sweep.to_do([plan.Run(name, Config(), ()) for name in ("e", "f")], submitted)
+        process.communicate(b"\n")
+    assert [run.name for run in wanted] == ["f"]
+    assert said == {"e": f"running here as process {process.pid}", "f": "new"}
 
 
 def test_a_killed_submission_does_not_stand_in_the_way(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import slurm
-from ecgmatch_dist.launch.submissions import finished, folder_of, latest, read_records
+from ecgmatch_dist.launch.submissions import at_work_here, finished, folder_of, latest, read_records
 from ecgmatch_dist.launch.sweep import last_line
 
 TAIL = 65536  # bytes at the end of metrics.jsonl that are read
@@ -100,7 +100,7 @@ def collect(sweep: str, runs: Path) -> list[Row]:
     live = {name: job for name, job in slurm.queue().items() if name in ids} if ids and slurm.available() else {}
     gone = slurm.accounted(ids - live.keys())
     for record in records.values():  # a sweep on this machine: its jobs are processes
-        if record["cluster"] == "local" and Path(f"/proc/{record['job']}").exists():
+        if at_work_here(record):
             live[record["job"]] = slurm.Job(record["job"], "RUNNING", "here", "None")
     rows = []
     for entry in plan:

@@ -49,3 +49,14 @@ def jobs_of(runs: Path) -> dict[str, str]:
 
 def finished(runs: Path, name: str) -> bool:
     return (runs / name / "result.json").is_file()
+
+
+def at_work_here(record: dict[str, Any]) -> bool:
+    """Whether a record is of a run on this machine that is at work. Its job is a process, whose number may come again for
+    another one: it names the folder of its output."""
+    if record["cluster"] != "local":
+        return False
+    try:
+        return record["folder"].encode() in Path(f"/proc/{record['job']}/cmdline").read_bytes()
+    except OSError:
+        return False

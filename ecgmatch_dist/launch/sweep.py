@@ -24,15 +24,16 @@ from ecgmatch_dist.launch import site as sites
 from ecgmatch_dist.launch.job import TrainJob
 from ecgmatch_dist.launch.plan import Run
 from ecgmatch_dist.launch.site import Site
-from ecgmatch_dist.launch.submissions import finished, folder_of, jobs_of, write_records
+from ecgmatch_dist.launch.submissions import at_work_here, finished, folder_of, jobs_of, latest, write_records
 
 Cluster = Literal["slurm", "local", "debug"]
 
 
-def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Run], dict[str, str]]:
-    """The runs that are neither finished nor at work, and what is to be said of each planned one."""
+def to_do(planned: Sequence[Run], runs: Path) -> tuple[list[Run], dict[str, str]]:
+    """The runs that are neither finished nor at work, on Slurm or here, and what is to be said of each planned one."""
     jobs = jobs_of(runs)
-    alive = slurm.living(jobs.values()) if cluster == "slurm" and slurm.available() else {}
+    alive = slurm.living(jobs.values()) if slurm.available() else {}
+    here = {name: record["job"] for name, record in latest(runs).items() if at_work_here(record)}
     said, wanted = {}, []
     for run in planned:
         job = jobs.get(run.name)
@@ -42,6 +43,8 @@ def to_do(planned: Sequence[Run], runs: Path, cluster: Cluster) -> tuple[list[Ru
             held = alive[job].reason == slurm.HELD  # by the user: what a cut submission left is released before
             state = f"held (scontrol release {job})" if held else alive[job].state.lower()
             said[run.name] = f"{state} as job {job}"
+        elif run.name in here:
+            said[run.name] = f"running here as process {here[run.name]}"
         else:
             said[run.name] = "again" if (runs / run.name).is_dir() else "new"
             wanted.append(run)
@@ -78,7 +81,10 @@ def ended(note: str) -> bool:
 def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:
     """One run after the other on this machine, each with as many ranks as the site says."""
     for number, run in enumerate(wanted, 1):
-        print(f"[{number}/{len(wanted)}] {run.name}", flush=True)
+        still, said = to_do([run], runs)  # another command may have taken it up meanwhile
+        print(f"[{number}/{len(wanted)}] {run.name}" + ("" if still else f": {said[run.name]}"), flush=True)
+        if not still:
+            continue
         folder = folder_of(runs, sweep) / "jobs" / f"{time.time_ns():x}"
         executor = submitit.LocalExecutor(folder.resolve())
         executor.update_parameters(
@@ -155,7 +161,7 @@ def main(
     console = Console(soft_wrap=True)
     title = f"{sweep.name}: {len(planned)} runs. {sweep.about}"
     if dry_run:
-        wanted, said = to_do(planned, runs, cluster)
+        wanted, said = to_do(planned, runs)
         console.print(table(planned, said, title))
         if cluster == "slurm" and wanted:
             console.print(array.preview(sweep.name, wanted, runs, place), markup=False, highlight=False)
@@ -164,7 +170,7 @@ def main(
         if cluster == "slurm":
             for line in array.take_up(runs):
                 console.print(line, markup=False, highlight=False)
-        wanted, said = to_do(planned, runs, cluster)
+        wanted, said = to_do(planned, runs)
         console.print(table(planned, said, title))
         record = [{"run": run.name, "starts": run.starts, "config": run.config.to_json()} for run in planned]
         folder_of(runs, sweep.name).mkdir(parents=True, exist_ok=True)
