@@ -186,13 +186,15 @@ def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
     split = Split.load(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
+    # Rank 0 looks, as a folder may look different from another node; before the starts, which may have been cleared away.
+    if all_sum_nograd(torch.tensor(int(ranks.main and folder.result is not None))).item():
+        if ranks.main:
+            assert folder.result is not None
+            print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
+        return folder
     starts = [
         carry_out(start_of(config, split.name, ranks, member), ranks, signals) for member in range(config.committee)
     ]
-    if folder.result is not None:
-        if ranks.main:
-            print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
-        return folder
     folder.enter(config, ranks)
     heartbeat = Heartbeat(folder.fence.desk, ranks.rank, ranks.world, config.runtime.timeout_minutes)
     with ExitStack() as at_the_end:

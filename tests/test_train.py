@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from ecgmatch_dist.distributed import Ranks, session
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
 from ecgmatch_dist.monitor import Monitor
-from ecgmatch_dist.run import start_of
+from ecgmatch_dist.run import RunFolder, start_of
 from ecgmatch_dist.train import Stopped, train
 
 STEPS = 12
@@ -179,6 +180,21 @@ def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pyt
     run(config)
     assert (folder / "result.json").stat().st_mtime_ns == before
     assert "finished already" in capsys.readouterr().out
+
+
+def _finished_on_rank(rank: int, world: int, config: Config) -> None:
+    """The second rank's node does not see the result yet."""
+    if rank == 1:
+        RunFolder.result = None  # type: ignore[method-assign, assignment]
+    run(config)
+
+
+def test_a_finished_run_is_left_alone_by_all_ranks_and_without_its_start(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, tmp_path)
+    folder = run(config)
+    shutil.rmtree(tmp_path / "within-chapman@0.2.s20.supervised")
+    run_processes(2, _finished_on_rank, config)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_another_configuration_does_not_enter_the_folder(data: Path, tmp_path: Path) -> None:
