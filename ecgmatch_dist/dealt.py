@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
 from ecgmatch_dist.distributed import Group
-from ecgmatch_dist.files import describe, sync_file
+from ecgmatch_dist.files import describe, let_others_read, sync_file
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class Writer(StorageWriter):
         offsets = {item.index.fqn: {SAVED_OFFSETS_KEY: list(item.index.offset or [])} for item in plan.items}
         path = self.folder / plan.storage_data
         save_file(tensors, path, {CUSTOM_METADATA_KEY: json.dumps(offsets), "format": "pt"})
+        let_others_read(path)
         sync_file(path)
         facts = describe(path)
         written.set_result([WriteResult(MetadataIndex(plan.storage_data), facts["bytes"], facts)])

@@ -4,8 +4,12 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+UMASK = os.umask(0)  # it can only be read by being set
+os.umask(UMASK)
 
 
 def sync_folder(folder: Path) -> None:
@@ -15,6 +19,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def let_others_read(path: Path) -> None:
+    """The permissions of any other new file: safetensors writes for the owner alone, but run folders are shared."""
+    with suppress(OSError):  # a file system without permissions
+        path.chmod(0o666 & ~UMASK)
 
 
 def sync_file(path: Path) -> None:
@@ -34,6 +44,7 @@ def write_atomic(
     temporary = (desk or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         write(temporary)
+        let_others_read(temporary)
         sync_file(temporary)
         if check:
             check()

@@ -104,6 +104,8 @@ def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
     assert folder.name == "within-chapman@0.2.s20.ecgmatch"
     for name in ("config.json", "environment.json", "split.json", "log.txt", "metrics.jsonl", "model_card.md"):
         assert (folder / name).stat().st_size > 0, name
+    # Whoever may read one file may read all: safetensors would write for the owner alone.
+    assert len({path.stat().st_mode for path in folder.rglob("*") if path.is_file()}) == 1
     assert list((folder / "tb").glob("events.*"))
     result = json.loads((folder / "result.json").read_text())
     assert result["started_from"] == "within-chapman@0.2.s20.supervised"
