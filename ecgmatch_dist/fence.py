@@ -17,8 +17,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,15 @@ class Fence:
             self.look()
         except UserError as reason:
             raise reason from error
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What files deny to a run, whichever they are, as a sentence."""
+        try:
+            yield
+        except OSError as error:
+            self.blame(error)
+            raise UserError(f"{self.folder}: {error}. {REMEDY}") from error
 
     def leave(self) -> None:
         """Called by each rank at the end of the run: the last one takes the empty desk away."""

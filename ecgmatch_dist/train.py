@@ -26,7 +26,6 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.splits import Split
 from ecgmatch_dist.distributed import Ranks, all_sum_nograd, session
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.fence import REMEDY
 from ecgmatch_dist.interrupt import Interrupt, Signals
 from ecgmatch_dist.job import Job, build
 from ecgmatch_dist.learner import Learner
@@ -183,6 +182,7 @@ def train(config: Config, ranks: Ranks) -> RunFolder:
 
 
 def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
+    """`train`, for runs and their starts under the same signals."""
     split = Split.load(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
@@ -197,27 +197,22 @@ def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
     ]
     folder.enter(config, ranks)
     heartbeat = Heartbeat(folder.fence.desk, ranks.rank, ranks.world, config.runtime.timeout_minutes)
-    with ExitStack() as at_the_end:
+    with ExitStack() as at_the_end, folder.fence.explained(), heartbeat:
         at_the_end.callback(folder.fence.leave)
-        try:
-            with heartbeat:
-                job = build(config, ranks, folder, split, starts)
-                at_the_end.callback(job.monitor.close)
-                heartbeat.say = job.monitor.say
-                resumed = job.resume()
-                job.monitor.start(job.step)
-                if resumed:
-                    job.monitor.say(f"resumed at step {job.step}")
-                interrupt = Interrupt(signals, folder.fence)
-                at_the_end.callback(interrupt.close)
-                reason = job.ended() or fit(job, interrupt)
-                if reason == "interrupted" or not finish(job, reason, interrupt):
-                    job.checkpointer.wait()
-                    job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
-                    raise Stopped(interrupt.warned)
-        except OSError as error:
-            folder.fence.blame(error)
-            raise UserError(f"{folder.path}: {error}. {REMEDY}") from error
+        job = build(config, ranks, folder, split, starts)
+        at_the_end.callback(job.monitor.close)
+        heartbeat.say = job.monitor.say
+        resumed = job.resume()
+        job.monitor.start(job.step)
+        if resumed:
+            job.monitor.say(f"resumed at step {job.step}")
+        interrupt = Interrupt(signals, folder.fence)
+        at_the_end.callback(interrupt.close)
+        reason = job.ended() or fit(job, interrupt)
+        if reason == "interrupted" or not finish(job, reason, interrupt):
+            job.checkpointer.wait()
+            job.monitor.say(f"asked to stop: saved at step {job.step}, the same command goes on from there")
+            raise Stopped(interrupt.warned)
     return folder
 
 
