@@ -137,6 +137,17 @@ def test_a_preemption(lab: Lab, data: Path, reference: Path, runs: Path, tmp_pat
     assert generations(runs / ONE) == 2
 
 
+def test_a_preemption_without_a_warning(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
+    """A plain SIGTERM, while Slurm has the job running: so it begins where preempt_send_user_signal is not set."""
+    job = submit_one(tmp_path, data, runs)
+    wait_for_step(runs / ONE, 10)
+    subprocess.run(["scancel", "--signal=TERM", job], check=True)
+    wait_for_end(job)
+    assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
+    assert_same_bits(reference / ONE, runs / ONE)
+    assert generations(runs / ONE) == 2
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, rank: int) -> None:
     job = submit_one(tmp_path, data, runs)
@@ -220,8 +231,11 @@ def test_a_cancelled_sweep_is_taken_up_again(
     assert_same_bits(reference / ONE, runs / ONE)
 
 
-def test_the_plain_batch_script(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    """sbatch and torchrun without a sweep: two nodes, and a warning in the middle."""
+@pytest.mark.parametrize("warning", ["USR2", "TERM"])
+def test_the_plain_batch_script(
+    lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, warning: str
+) -> None:
+    """sbatch and torchrun without a sweep: two nodes, and a warning in the middle, which does not count as a crash."""
     where = [
         f"--split={data / 'splits' / 'within-chapman@0.2.s20.json'}",
         f"--shards={data / 'shards'}",
@@ -234,7 +248,9 @@ def test_the_plain_batch_script(lab: Lab, data: Path, reference: Path, runs: Pat
     command = ["sbatch", *options, str(ROOT / "slurm/train.sbatch"), *where, *flags]
     job = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
     wait_for_step(runs / ONE, 10)
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    subprocess.run(["scancel", f"--signal={warning}", job], check=True)
+    wait_until(lambda: generations(runs / ONE) == 2, "the second start")
+    assert not list(tmp_path.glob(".ecgmatch-*.crashes"))
     wait_for_end(job)
     assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text(), (tmp_path / "log").read_text()
     assert_same_bits(reference / ONE, runs / ONE)
