@@ -40,7 +40,7 @@ from ecgmatch_dist.dealt import Copies, Parts, Rows, Writer
 from ecgmatch_dist.distributed import Group, group_beside, rank, world
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import REMEDY, Fence
-from ecgmatch_dist.files import describe, sync_folder, write_json, write_text
+from ecgmatch_dist.files import describe, sync_file, sync_folder, write_json, write_text
 from ecgmatch_dist.watchdog import during
 
 KEEP = 2
@@ -91,6 +91,7 @@ class Checkpointer:
         self.saving: Future[Any] | None = None
         if rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
+        self.good = [path.name for path in self._listed()]  # as far as known; what `latest` finds damaged is not
 
     def save(self, step: int, state: Parts, counters: Mapping[str, Any], best: Path | None = None) -> None:
         """Copy the state and write it behind the next steps. Of tensors, rank 0's count; of rows, those of all ranks that bring
@@ -156,8 +157,10 @@ class Checkpointer:
         unfinished.rename(self.folder / name)
         sync_folder(self.folder)
         (self.fence.write_text if self.fence else write_text)(self.folder / "latest", f"{name}\n")
-        for old in self._listed()[:-KEEP]:
-            shutil.rmtree(old)
+        self.good = [*self.good, name][-KEEP:]
+        for old in self._listed():
+            if old.name not in self.good:
+                shutil.rmtree(old)
 
     def _listed(self) -> list[Path]:
         """The checkpoints in the folder, the newest last. What somebody else puts beside them is left alone."""
@@ -174,6 +177,7 @@ class Checkpointer:
             for folder in self._candidates(notes):
                 try:
                     answer[0] = (folder.name, self._read(folder))
+                    self.good = [folder.name]
                     break
                 except UserError as error:
                     answer[2] = str(error)
@@ -231,6 +235,7 @@ def hold(path: Path, to: Path) -> None:
         os.link(path, to)
     except OSError:
         shutil.copyfile(path, to)
+        sync_file(to)
 
 
 def checksum_of(record: dict[str, Any]) -> str:

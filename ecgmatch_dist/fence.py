@@ -78,7 +78,7 @@ class Fence:
             record = {"generation": newest + 1, "owner": me, "host": socket.gethostname(), "pid": os.getpid()}
             record["started"] = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
             try:
-                _append(_path(folder, newest + 1), record, os.O_CREAT | os.O_EXCL)
+                _create(_path(folder, newest + 1), record)
             except FileExistsError:  # another copy starts at this moment, even if the listing does not show it yet
                 taken.add(newest + 1)
                 continue
@@ -174,8 +174,26 @@ def _numbers(folder: Path) -> set[int]:
     return {int(path.stem) for path in (folder / "generations").glob("*.jsonl")}
 
 
+def _create(path: Path, record: dict[str, Any]) -> None:
+    """A file that only one copy can make, by a link: it is there with its line or not at all. If it were made empty first, NFS
+    could put the line over the signature of a newer copy that has found it meanwhile."""
+    temporary = path.with_suffix(f".{socket.gethostname()}.{os.getpid()}.{time.time_ns()}")
+    _append(temporary, record, os.O_CREAT | os.O_EXCL)
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if temporary.stat().st_nlink == 2:  # NFS asked twice, and had been given it the first time
+            return
+        if isinstance(error, FileExistsError):
+            raise
+        _append(path, record, os.O_CREAT | os.O_EXCL)  # a file system without links
+    finally:
+        temporary.unlink()
+
+
 def _append(path: Path, record: dict[str, Any], flags: int = 0) -> None:
-    """One line, in one write at the end of the file: two copies that append at once both keep theirs."""
+    """One line, in one write at the end of the file. Of several newer copies that sign an older one's at once, NFS may keep one
+    line only; that is enough for it to know."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
     try:
         os.write(handle, (json.dumps(record) + "\n").encode())

@@ -138,6 +138,19 @@ def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path, name: str, damage:
     assert torch.equal(found.load({})["student.w"], torch.ones(3))
 
 
+def test_a_damaged_one_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -> None:
+    """Resumed from the one before it, the run saves at an earlier step than the damaged one's: two good ones must be there."""
+    save(tmp_path, 5)
+    (save(tmp_path, 20).folder / "step-000020.1" / "state.json").write_text("")
+    checkpointer = Checkpointer(tmp_path, FITS)
+    found, _ = checkpointer.latest()
+    assert found is not None
+    assert found.counters["step"] == 5
+    checkpointer.save(10, {"student": {"w": torch.zeros(3)}}, {})
+    checkpointer.wait()
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000005.1", "step-000010.1"]
+
+
 def test_the_pointer_names_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 5)
     checkpointer = save(tmp_path, 10)

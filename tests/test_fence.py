@@ -61,6 +61,36 @@ def test_many_at_once_take_different_generations(tmp_path: Path) -> None:
     assert alive == [8]
 
 
+def test_a_generation_is_never_seen_empty(tmp_path: Path) -> None:
+    """While copies start one after the other, whoever finds a generation finds out whose it is."""
+    place, done, empty = tmp_path / "generations", threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            empty.extend(path for path in place.glob("*.jsonl") if not path.stat().st_size)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(100):
+        Fence.take(tmp_path)
+    done.set()
+    watcher.join()
+    assert empty == []
+    assert sorted(path.name for path in place.iterdir()) == [f"{number:06d}.jsonl" for number in range(1, 101)]
+
+
+def test_generations_on_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first, second = Fence.take(tmp_path), Fence.take(tmp_path)
+    assert (first.generation, second.generation) == (1, 2)
+    with pytest.raises(Superseded):
+        first.check()
+    assert len(list((tmp_path / "generations").iterdir())) == 2
+
+
 def test_another_ranks_fence_never_looks(tmp_path: Path) -> None:
     Fence(tmp_path / "nowhere", 1, looks=False).check()
 

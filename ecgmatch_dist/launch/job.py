@@ -21,6 +21,7 @@ from ecgmatch_dist.launch import slurm
 from ecgmatch_dist.launch.submissions import finished, latest
 from ecgmatch_dist.watchdog import LOST, failed_collective
 
+CACHED = 60  # seconds for which NFS may still not show a file that was written on another node
 PORTS = (20000, 32000)  # below those that the system hands out by itself
 
 
@@ -68,6 +69,9 @@ class TrainJob:
         for start in self.starts:
             while not finished(config.runs, start) and start in jobs and slurm.alive(jobs[start]):
                 time.sleep(5)
+            for _ in range(CACHED // 5):
+                if not finished(config.runs, start):
+                    time.sleep(5)
             if not finished(config.runs, start):
                 raise UserError(f"{start} did not finish, and {self.name} starts from it: submit the sweep again")
 
