@@ -165,7 +165,7 @@ class Runtime:
     log_every: int = 10
     """Steps between log lines."""
     save_every: int = 200
-    """Steps between checkpoints; 0: only at validation of a better model and at the end."""
+    """Steps between checkpoints; 0: only at the end and when the run is asked to stop."""
     timeout_minutes: float = 10.0
     """A collective that takes longer ends the run with an error."""
 

@@ -50,6 +50,11 @@ def run(command: list[object], shown: list[object] | None = None) -> None:
     """Run a stage and show it; a stage that fails ends the demo."""
     print(f"\n$ {shlex.join(map(str, shown or ['python', *command[1:]]))}", flush=True)
     # One computing thread a rank: torchrun would say so itself, with a warning.
-    code = subprocess.call(list(map(str, command)), env={"OMP_NUM_THREADS": "1", **os.environ})
+    with subprocess.Popen(list(map(str, command)), env={"OMP_NUM_THREADS": "1", **os.environ}) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # the stage has got it too, and is given the time to save
+            process.wait()
+            raise
     if code:
         raise UserError(f"the stage above ended with exit code {code}; the same command tries it again")

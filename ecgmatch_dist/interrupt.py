@@ -13,6 +13,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.fence import Fence, Superseded
 from ecgmatch_dist.watchdog import during
 
+AGAIN = 2.0  # seconds: a Ctrl-C that comes sooner is the same one, by way of torchrun
 DEADLINE = "ECGMATCH_STOP_AT"  # seconds since the epoch: where no signal tells of the time limit, this does
 
 
@@ -25,14 +26,19 @@ def deadline() -> float:
 
 
 class Signals:
-    """While it is entered, SIGTERM and SIGUSR2 (Slurm's warnings) raise a flag and do nothing else. It stands around all that a
-    process trains: a warning that comes while one run is measured or the next one is built must not be forgotten."""
+    """While it is entered, SIGTERM, SIGUSR2 (Slurm's warnings) and Ctrl-C raise a flag and do nothing else; a second Ctrl-C
+    ends at once. It stands around all that a process trains: a warning that comes while one run is measured or the next one
+    is built must not be forgotten."""
 
     def __init__(self) -> None:
-        self.received = set[int]()
+        self.received: dict[int, float] = {}
+        """Signal -> when it came first."""
 
     def __enter__(self) -> "Signals":
-        self.previous = {number: signal.signal(number, self._raise) for number in (signal.SIGTERM, signal.SIGUSR2)}
+        numbers = [signal.SIGTERM, signal.SIGUSR2]
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is under nohup, and behind `command &`
+            numbers.append(signal.SIGINT)
+        self.previous = {number: signal.signal(number, self._raise) for number in numbers}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -40,7 +46,9 @@ class Signals:
             signal.signal(number, handler)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        self.received.add(number)
+        first = self.received.setdefault(number, time.monotonic())
+        if number == signal.SIGINT and time.monotonic() - first > AGAIN:
+            raise KeyboardInterrupt
 
 
 class Interrupt:

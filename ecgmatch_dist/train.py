@@ -206,6 +206,8 @@ def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
         job.monitor.start(job.step)
         if resumed:
             job.monitor.say(f"resumed at step {job.step}")
+        elif folder.fence.generation > 1:
+            job.monitor.say("was started before and has no checkpoint: begins again at step 0")
         interrupt = Interrupt(signals, folder.fence)
         at_the_end.callback(interrupt.close)
         reason = job.ended() or fit(job, interrupt)
@@ -259,3 +261,5 @@ if __name__ == "__main__":
     except UserError as error:
         rank = os.environ.get("RANK", "0")
         sys.exit(f"ecgmatch: {error}" if rank == "0" else f"ecgmatch (rank {rank}): {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # whoever started the ranks says what it means

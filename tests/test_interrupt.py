@@ -31,6 +31,28 @@ def test_a_signal_raises_a_flag_and_nothing_else() -> None:
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+def test_the_first_ctrl_c_asks_and_a_second_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Signals() as signals:
+        interrupt = Interrupt(signals)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # torchrun hands on what the ranks have got from the terminal
+        assert interrupt.agreed()
+        assert not interrupt.warned
+        monkeypatch.setattr("ecgmatch_dist.interrupt.AGAIN", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_ctrl_c_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert not Interrupt(signals).agreed()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_deadline_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEADLINE, "1")
     interrupt = Interrupt(Signals())

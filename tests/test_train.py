@@ -267,19 +267,30 @@ def untouched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_bit(untouched: Config, tmp_path: Path, number: signal.Signals) -> None:
     killed = replace(untouched, runs=tmp_path)
     folder = killed.runs / "within-chapman@0.2.s20.ecgmatch"
     process = subprocess.Popen(command(killed), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     wait_for_step(folder, 13, process)
     process.send_signal(number)
-    assert process.wait(60) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 75)
     subprocess.run(command(killed), check=True, env=ENVIRONMENT, capture_output=True)
     assert "resumed at step" in (folder / "log.txt").read_text()
     assert_same_bits(final_state(untouched.runs / folder.name), final_state(folder))
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)  # one curve across the restart
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_says_that_it_begins_again(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = run(tiny(data, tmp_path, init="scratch"))
+    assert "begins again" not in (folder / "log.txt").read_text()
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints")
+    run(tiny(data, tmp_path, init="scratch"))
+    assert "has no checkpoint: begins again at step 0" in (folder / "log.txt").read_text()
 
 
 def test_one_flipped_bit_in_the_latest_checkpoint_changes_nothing(data: Path, tmp_path: Path) -> None:
