@@ -1,5 +1,6 @@
 """The `ecgmatch` command. Each subcommand is one typed function; only the one that is called is imported."""
 
+import errno
 import importlib
 import os
 import sys
@@ -28,6 +29,7 @@ COMMANDS = {
     "plan": ("ecgmatch_dist.plan:main", "memory, traffic and time on a cluster, before one has it"),
     "bench": ("ecgmatch_dist.bench:main", "measure against what one would use instead"),
 }
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 PARSE_THEMSELVES = {"train", "bench"}  # they take a word that decides which options there are
 
 
@@ -62,5 +64,10 @@ def main() -> None:
         sys.exit(f"ecgmatch: {error}")
     except BrokenPipeError:  # `ecgmatch ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(f"ecgmatch: {where}{error.strerror}; make room or mend the disk, then give the same command again")
     except KeyboardInterrupt:
         sys.exit("ecgmatch: interrupted; the same command continues where it stopped")

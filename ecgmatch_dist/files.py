@@ -49,6 +49,10 @@ def write_atomic(
         if check:
             check()
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk: Python names the file when it opens one, not when it writes
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

@@ -46,6 +46,18 @@ def test_a_mistake_is_one_line_and_not_a_traceback() -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_full_disk_is_one_line_and_not_a_traceback(tmp_path: Path) -> None:
+    write = "from ecgmatch_dist import cli, files; cli.resolve = lambda args: ('', lambda: files.write_text(PATH, TEXT), [])"
+    limit = "import resource, pathlib; TEXT = 'x' * 9999; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    code = f"{limit}; PATH = pathlib.Path({str(tmp_path / 'table.csv')!r}); {write}; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code, "report"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("ecgmatch: ")
+    assert "table.csv: File too large; make room" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_presets_and_overrides() -> None:
     assert parse([]) == PRESETS["paper"]()
     config = parse(["--preset", "tuned", "--optim.steps", "7", "--method.neighbours", "3"])
