@@ -1,5 +1,7 @@
+import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,9 @@ def test_card(folder: Path) -> None:
     assert "My &lt;own&gt; database" in card, "text is escaped"
     assert "All checksums, offsets and labels are right." in card
     assert "flat:III" in card
-    assert card.count("data:image/svg+xml;base64,") == 3
+    pictures = [base64.b64decode(found).decode() for found in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", card)]
+    assert len(pictures) == 3
+    assert all("mV" not in picture and "10 mm = 5 standard deviations" in picture for picture in pictures)
     assert "http://" not in card.replace("http://www.w3.org", "")
 
 

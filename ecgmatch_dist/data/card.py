@@ -15,6 +15,12 @@ from ecgmatch_dist.data.signals import LEADS
 
 MARK = 5
 """Standard deviations that are drawn as 1 mV."""
+FOOTER = {
+    "10 mm/mV": f"10 mm = {MARK} standard deviations",
+    "amplitude: mV": "amplitude: standard deviations",
+    "calibration: 1 mV": f"calibration: {MARK} standard deviations",
+}
+"""What ecg_plot writes below a picture, and what is right where the signal is z-scored."""
 
 
 def write_card(
@@ -128,5 +134,8 @@ def _picture(folder: Path, dataset: dict[str, Any], record: "pd.Series[Any]") ->
         window=(0, end),
         amplitude_range=(-1.5, 2.0),
     )
-    svg = base64.b64encode(chart.to_svg().encode()).decode()
+    drawn = chart.to_svg()
+    for volts, deviations in FOOTER.items():
+        drawn = drawn.replace(volts, deviations)
+    svg = base64.b64encode(drawn.encode()).decode()
     return {"key": record["key"], "labels": record["labels"], "flags": record["flags"], "svg": svg}
