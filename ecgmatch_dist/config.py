@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
+from ecgmatch_dist.methods.configs import ECGMatch, FullySupervised, MethodConfig, Supervised
 
 
 def require(condition: bool, field_name: str, value: object, remedy: str) -> None:
@@ -237,6 +237,17 @@ class Config:
         if self.init == "scratch" or isinstance(self.method, Supervised):
             return 0
         return self.method.committee if isinstance(self.method, ECGMatch) else 1
+
+    def check_shares(self, ranks: int) -> None:
+        """A global batch is shared evenly. Asked before the supervised runs, which can take hours."""
+        section = "pretrain" if isinstance(self.method, Supervised) else "optim"
+        batches = {"labelled_batch": self.optim.labelled_batch, "unlabelled_batch": self.optim.unlabelled_batch}
+        if isinstance(self.method, Supervised | FullySupervised):
+            del batches["unlabelled_batch"]
+        for name, batch in batches.items():
+            require(
+                batch % ranks == 0, f"{section}.{name}", batch, f"make it a multiple of {ranks}, the number of ranks"
+            )
 
     def run_name(self, split_name: str) -> str:
         return self.name or ".".join(part for part in (split_name, self.method.name, self.tag) if part)

@@ -192,6 +192,7 @@ def carry_out(config: Config, ranks: Ranks, signals: Signals) -> RunFolder:
             assert folder.result is not None
             print(f"{folder.path.name}: finished already, test MAP {folder.result['test']['map']:.4f}", flush=True)
         return folder
+    config.check_shares(ranks.world)
     starts = [
         carry_out(start_of(config, split.name, ranks, member), ranks, signals) for member in range(config.committee)
     ]

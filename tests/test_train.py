@@ -324,6 +324,19 @@ def test_a_kept_model_of_a_later_step_is_not_taken_for_the_checkpoints(data: Pat
     assert json.loads((folder / "result.json").read_text())["test"] == result["test"]
 
 
+@pytest.mark.parametrize("name", ["labelled_batch", "unlabelled_batch"])
+def test_a_batch_that_the_ranks_cannot_share_is_refused_before_the_supervised_run(
+    data: Path, tmp_path: Path, name: str
+) -> None:
+    config = tiny(data, tmp_path / "runs")
+    config = replace(config, optim=replace(config.optim, **{name: 15}))
+    with session("cpu") as ranks, pytest.raises(UserError, match=f"optim.{name} = 15: make it a multiple of 2"):
+        train(config, replace(ranks, world=2))
+    assert not config.runs.exists()
+    with pytest.raises(UserError, match=r"pretrain\.labelled_batch = 8"):
+        tiny(data, tmp_path).supervised().check_shares(3)
+
+
 def _train_on_rank(rank: int, world: int, config: Config) -> None:
     torch.set_num_threads(1)
     run(config)
