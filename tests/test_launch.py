@@ -231,7 +231,9 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_run(tmp_path / "a", 10, done=True)
     make_run(tmp_path / "b", 6)
     make_run(tmp_path / "c", 2)
-    (folder / "7_2_0_log.err").write_text("ecgmatch: no space left\nsrun: error: n1: task 0\n\n")
+    (folder / "7_2_0_log.err").write_text(
+        "ecgmatch: no space left\nc: step 2: validation MAP 0.3 (kept)\nsrun: error: n1: task 0\n\n"
+    )
     live = {"7_1": slurm.Job("7_1", "RUNNING", "n2", "None"), "7_3": slurm.Job("7_3", "PENDING", "", "Priority")}
     monkeypatch.setattr(slurm, "available", lambda: True)
     monkeypatch.setattr(slurm, "queue", lambda: live)
@@ -391,6 +393,20 @@ def test_on_this_machine(data: Path, tmp_path: Path, cluster: Any, capsys: pytes
     assert (row.name, row.state, row.step) == ("within-chapman@0.2.s20.supervised", "finished", 3)
     result = json.loads((tmp_path / "runs" / row.name / "result.json").read_text())
     assert result["world_size"] == (2 if cluster == "local" else 1)
+
+
+def test_a_run_that_fails_on_this_machine_is_told_and_is_an_error(
+    data: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (data / "splits").mkdir(exist_ok=True)
+    (data / "splits" / "one.json").write_text((data / "split.json").read_text())
+    name = write(tmp_path, 'split = "one"\n[grid]\nmethod = ["supervised"]\n')
+    where: dict[str, Any] = {"shards": str(tmp_path / "nowhere"), "splits": data / "splits", "runs": tmp_path / "runs"}
+    with pytest.raises(UserError, match="1 of 1 runs failed: `ecgmatch logs within-chapman"):
+        sweep.main(name, "local", **where, set=("runtime.device=cpu",))
+    assert re.search("failed: .*nowhere", capsys.readouterr().out)
 
 
 def test_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

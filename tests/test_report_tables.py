@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ecgmatch_dist.report import contents, names, published, render, tables
-from ecgmatch_dist.report.facts import Sizes, split_sizes
+from ecgmatch_dist.report.facts import Sizes, committee, split_sizes
 from ecgmatch_dist.report.runs import Run, find_runs
 from ecgmatch_dist.report.studies import Study, find_studies
 
@@ -245,3 +245,16 @@ def test_latex_compiles(main_table: tables.Table, studies: dict[str, Study], siz
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "all.pdf").stat().st_size > 1000
+
+
+def test_a_committee_is_not_hidden_behind_its_first_member(runs: list[Run]) -> None:
+    control = next(run for run in runs if run.method == "ecgmatch" and not run.tag)
+    start = replace(control, method="supervised", folder=Path("first"))
+    control = replace(control, settings=control.settings | {"method.committee": 2})
+    better = start.test | {"map": start.test["map"] + 0.1}
+    other = replace(start, folder=Path("other"), tag="member2", settings=start.settings | {"member": 1}, test=better)
+    found = {study.kind: study for study in find_studies([control, start, other])}
+    assert [row.label for row in found["committee"].rows] == ["Supervised, start 1", "Supervised, start 2"]
+    assert committee(found["main"], [control, start]) == ""
+    said = committee(found["main"], [control, start, other])
+    assert f"alone they reach {start.test['map']:.3f} to {better['map']:.3f}, on average" in said

@@ -112,7 +112,7 @@ def collect(sweep: str, runs: Path) -> list[Row]:
         running = state == "running"
         generations = len(list((runs / name).glob("generations/*.jsonl")))
         failed = state.startswith(("failed", "ended"))
-        error = last_line(Path(record["folder"]) / f"{job}_0_log.err") if failed else ""
+        error = last_line(Path(record["folder"]) / f"{job}_0_log.err", name) if failed else ""
         left = (steps - step) * seconds if running and seconds else None
         rows.append(Row(name, state, node, job, step, steps, best, left, max(0, generations - 1), error))
     return rows

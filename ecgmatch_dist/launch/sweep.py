@@ -80,6 +80,7 @@ def ended(note: str) -> bool:
 
 def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None:
     """One run after the other on this machine, each with as many ranks as the site says."""
+    failed = []
     for number, run in enumerate(wanted, 1):
         still, said = to_do([run], runs)  # another command may have taken it up meanwhile
         print(f"[{number}/{len(wanted)}] {run.name}" + ("" if still else f": {said[run.name]}"), flush=True)
@@ -98,8 +99,17 @@ def run_local(sweep: str, wanted: Sequence[Run], runs: Path, site: Site) -> None
         except KeyboardInterrupt:
             job.cancel()
             raise
-        if not finished(runs, run.name):
-            print(f"    failed: {last_line(Path(folder) / f'{job.job_id}_0_log.err')}", flush=True)
+        if finished(runs, run.name):
+            result = json.loads((runs / run.name / "result.json").read_text(encoding="utf-8"))
+            print(f"    test MAP {result['test']['map']:.4f} after {result['seconds']:.0f} s", flush=True)
+        else:
+            failed.append(run.name)
+            print(f"    failed: {last_line(Path(folder) / f'{job.job_id}_0_log.err', run.name)}", flush=True)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(wanted)} runs failed: `ecgmatch logs {failed[0]} --runs {runs}` tells more; "
+            "the same command tries them again"
+        )
 
 
 def run_debug(wanted: Sequence[Run]) -> None:
@@ -110,12 +120,12 @@ def run_debug(wanted: Sequence[Run]) -> None:
         execute(from_json(run.config.to_json()))
 
 
-def last_line(path: Path) -> str:
-    """The last line that says something, of a job's errors."""
+def last_line(path: Path, run: str) -> str:
+    """The last line that says something, of a job's errors; what the run says of its progress is none."""
     if not path.is_file():
         return ""
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    noise = ("srun:", "slurmstepd:", "*", "submitit", "Traceback", "File ")
+    noise = ("srun:", "slurmstepd:", "*", "submitit", "Traceback", "File ", f"{run}: ")
     telling = [line for line in lines if line and not line.startswith(noise)]
     return telling[-1] if telling else ""
 

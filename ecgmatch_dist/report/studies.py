@@ -151,6 +151,7 @@ STUDIES = {
     "neighbours": "Number of neighbours K",
     "weights": "Weights of the two losses",
     "ratio": "Share of labelled recordings",
+    "committee": "Supervised runs that begin the bank together",
     "other": "Other settings",
 }
 
@@ -165,7 +166,12 @@ def classify(difference: Settings) -> list[str]:
         kinds.append("ablation")
     if keys <= LAMBDAS:
         kinds.append("weights")
-    single = {"method.similarity": "similarity", "augment.pipeline": "augmentation", "method.neighbours": "neighbours"}
+    single = {
+        "method.similarity": "similarity",
+        "augment.pipeline": "augmentation",
+        "method.neighbours": "neighbours",
+        "member": "committee",
+    }
     if len(keys) == 1 and (kind := single.get(next(iter(keys)))):
         kinds.append(kind)
     return kinds or ["other"]
@@ -190,6 +196,9 @@ def row_of(kind: str, run: Run, difference: Settings) -> Row:
     if kind == "weights":
         u, f = s.get("method.lambda_u"), s.get("method.lambda_f")
         return Row(f"{run.method}/{u}/{f}", f"{method}, λ_u = {u}, λ_f = {f}", numbers(u, f))
+    if kind == "committee":
+        number = int(s.get("member") or 0) + 1
+        return Row(f"{run.method}/{number}", f"{method}, start {number}", (number,))
     if kind == "ratio":
         return Row(f"{run.method}/{run.ratio}", f"{method}, {names.percent(run.ratio)}", (run.ratio,))
     text = ", ".join(f"{key.removeprefix('method.')} = {value}" for key, value in difference.items())
