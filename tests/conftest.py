@@ -1,6 +1,7 @@
 """Settings and fixtures that all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 # Some hypervisors advertise AMX and trap it: without this, bf16 kernels end the process with SIGILL.
@@ -9,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
