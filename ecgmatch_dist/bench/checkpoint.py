@@ -1,6 +1,7 @@
 """Saving: the time that a run stands still for its checkpoints, against torch.save of the same state between two steps and
 against torch.distributed.checkpoint as it comes."""
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from ecgmatch_dist.bench import Comparison, show
 from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Model, Optim
+from ecgmatch_dist.dealt import Parts
 from ecgmatch_dist.model import build_model
 from ecgmatch_dist.schedule import build_optimizer, pack_optimizer
 
@@ -56,6 +58,33 @@ def steps(count: int, seconds: float, save: Callable[[], "Future[Any] | None"]) 
     return {"stall": stall, "pause": pause}
 
 
+def measure(state: Parts, folder: Path, seconds: float, repeats: int) -> dict[str, dict[str, float]]:
+    """Stall and longest pause of each way of saving, in milliseconds, medians; the ways take turns."""
+    checkpointer, number = Checkpointer(folder / "ours", {}), itertools.count(1)
+
+    def ours() -> "Future[Any] | None":
+        checkpointer.save(next(number), state, {})
+        return checkpointer.saving
+
+    def plain() -> "Future[Any] | None":
+        torch.save(state, folder / "theirs.pt")
+        return None
+
+    def theirs() -> "Future[Any] | None":
+        saving = async_save(dict(state), storage_writer=FileSystemWriter(folder / f"theirs-{next(number)}"))
+        assert isinstance(saving, Future)
+        return saving
+
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(repeats):
+        for way, save in {"ours": ours, "torch.save": plain, "async_save": theirs}.items():
+            found[way].append(steps(12, seconds, save))
+    return {
+        way: {kind: 1e3 * statistics.median(run[kind] for run in runs) for kind in ("stall", "pause")}
+        for way, runs in found.items()
+    }
+
+
 def main(
     rows: int = 66_000, width: int = 128, classes: int = 5, step: float = 0.25, repeats: int = 5, to: Path | None = None
 ) -> None:
@@ -72,31 +101,8 @@ def main(
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # a core for those who write, as beside a GPU
     state = run_state(rows, width, classes)
     size = sum(t.nbytes for part in state.values() for t in part.values()) / 2**20
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=to) as name:
-        folder, number = Path(name), iter(range(1, 10**6))
-        checkpointer = Checkpointer(folder / "ours", {})
-
-        def ours() -> "Future[Any] | None":
-            checkpointer.save(next(number), state, {})
-            return checkpointer.saving
-
-        def plain() -> "Future[Any] | None":
-            torch.save(state, folder / "theirs.pt")
-            return None
-
-        def theirs() -> "Future[Any] | None":
-            saving = async_save(state, storage_writer=FileSystemWriter(folder / f"theirs-{next(number)}"))
-            assert isinstance(saving, Future)
-            return saving
-
-        for _ in range(repeats):
-            for way, save in {"ours": ours, "torch.save": plain, "async_save": theirs}.items():
-                found[way].append(steps(12, step, save))
-    middle = {
-        way: {kind: 1e3 * statistics.median(run[kind] for run in runs) for kind in ("stall", "pause")}
-        for way, runs in found.items()
-    }
+        middle = measure(state, Path(name), step, repeats)
 
     def row(what: str, instead: str, kind: str, note: str) -> Comparison:
         ours, other = middle["ours"][kind], middle[instead][kind]
