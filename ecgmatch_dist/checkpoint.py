@@ -2,7 +2,7 @@
 
 torch.distributed.checkpoint (DCP) does the work: it plans who writes what, writes behind the next steps on a process group of
 its own, and deals the rows of the banks anew to any number of ranks. Its usual format keeps the plan in a pickle, and a pickle
-can execute; it is told to write its other one, safetensors, which holds numbers and JSON.
+can execute; here it writes its other one, safetensors, which holds numbers and JSON (dealt.py).
 
 A checkpoint is a folder `step-000200.1/` (the step, and the generation of the copy that wrote it: fence.py):
 

@@ -48,9 +48,8 @@ class Monitor:
         self.started = False
         if active:
             path = folder / "log.txt"
-            if (
-                path.exists()
-            ):  # a new file: what an older copy of the run adds to the one that it has open is seen by nobody
+            # A new file: what an older copy of the run adds to the one that it has open is seen by nobody.
+            if path.exists():
                 fence.write(path, lambda temporary: shutil.copyfile(path, temporary))
             self.log = path.open("a", encoding="utf-8")
             # Warnings of the parts (a search backend left out, a recall too low) belong to the record.

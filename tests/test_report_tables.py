@@ -256,5 +256,8 @@ def test_a_committee_is_not_hidden_behind_its_first_member(runs: list[Run]) -> N
     found = {study.kind: study for study in find_studies([control, start, other])}
     assert [row.label for row in found["committee"].rows] == ["Supervised, start 1", "Supervised, start 2"]
     assert committee(found["main"], [control, start]) == ""
-    said = committee(found["main"], [control, start, other])
+    varied = replace(other, folder=Path("varied"), tag="pipeline=mild", test=start.test | {"map": 0.0})  # no member
+    said = committee(found["main"], [control, start, other, varied])
     assert f"alone they reach {start.test['map']:.3f} to {better['map']:.3f}, on average" in said
+    strange = replace(other, settings=start.settings | {"member": "x"})
+    assert find_studies([control, start, strange])

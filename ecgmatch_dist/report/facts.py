@@ -12,7 +12,7 @@ from ecgmatch_dist.report.evidence import Assessments, replicates
 from ecgmatch_dist.report.records import recordings
 from ecgmatch_dist.report.resample import interval
 from ecgmatch_dist.report.runs import PARTS, Damaged, Problem, Run, settings
-from ecgmatch_dist.report.studies import Column, Row, Study, column_of, main_settings
+from ecgmatch_dist.report.studies import Column, Row, Study, column_of, main_settings, numbers
 from ecgmatch_dist.report.tables import signed
 
 Sizes = dict[str, dict[str, dict[str, int]]]
@@ -115,20 +115,16 @@ def headline(study: Study, assessed: Assessments) -> str:
 
 
 def committee(study: Study, runs: list[Run]) -> str:
-    """Where several supervised runs began the control's bank, the table shows the first: what the others reach."""
-    controls = {
-        run.split_sha256: run
-        for row in study.rows
-        if row.key == names.CONTROL
-        for c in study.columns
-        for run in study.runs(row, c)
-    }
-    sizes = {int(run.settings.get("method.committee") or 1) for run in controls.values()}
-    maps = [run.test["map"] for run in runs if run.method == "supervised" and run.split_sha256 in controls]
-    if max(sizes, default=1) == 1 or len(maps) < 2 or None in maps:
+    """Where several supervised runs began the control's bank, tables show the first of them: what the others reach."""
+    controls = [run for (row, _), cell in study.cells.items() if row.key == names.CONTROL for run in cell]
+    most = max((number for run in controls for number in numbers(run.settings.get("method.committee"))), default=1)
+    splits = {run.split_sha256 for run in controls}
+    members = [run for run in runs if run.method == "supervised" and (not run.tag or run.tag.startswith("member"))]
+    maps = [run.test["map"] for run in members if run.split_sha256 in splits]
+    if most < 2 or len(maps) <= len(splits) or None in maps:
         return ""
     return (
-        f" Its bank began with the mean prediction of {max(sizes)} supervised runs, of which this compares with the first: "
+        f" Its bank began with the mean prediction of {most:g} supervised runs, of which the tables show the first: "
         f"alone they reach {min(maps):.3f} to {max(maps):.3f}, on average {np.mean(maps):.3f}."
     )
 

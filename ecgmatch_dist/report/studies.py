@@ -197,8 +197,9 @@ def row_of(kind: str, run: Run, difference: Settings) -> Row:
         u, f = s.get("method.lambda_u"), s.get("method.lambda_f")
         return Row(f"{run.method}/{u}/{f}", f"{method}, λ_u = {u}, λ_f = {f}", numbers(u, f))
     if kind == "committee":
-        number = int(s.get("member") or 0) + 1
-        return Row(f"{run.method}/{number}", f"{method}, start {number}", (number,))
+        at = tuple(number + 1 for number in numbers(s.get("member", 0)))
+        name = f"{at[0]:g}" if at else str(s.get("member"))
+        return Row(f"{run.method}/{name}", f"{method}, start {name}", at)
     if kind == "ratio":
         return Row(f"{run.method}/{run.ratio}", f"{method}, {names.percent(run.ratio)}", (run.ratio,))
     text = ", ".join(f"{key.removeprefix('method.')} = {value}" for key, value in difference.items())
