@@ -1,7 +1,7 @@
-"""ECGAugment: the weak view w(x) and the strong view g(x) of a batch of ECGs, drawn for each signal.
+"""ECGAugment: the weak view w(x) and the strong view g(x) of a batch of ECGs, drawn per signal.
 
-A view is drawn from the rows' keys (`draw_*`), then applied in one pass over the batch (`apply_*`): no loop over rows,
-no host synchronisation, x never changed.
+A view is drawn from the rows' keys (`draw_*`), then applied in one pass over the batch (`apply_*`): no loop over rows, no host
+synchronisation. The input x is never changed.
 """
 
 from dataclasses import dataclass
@@ -13,54 +13,54 @@ from ecgmatch_dist import config, keyed
 
 # The paper's four transformations, in its order.
 DROPOUT, FLIP, SHUFFLE, NOISE = range(4)
-# The fixed sequence to compare with. The paper gives none, only that number and order are fixed; like CLOCS, which it
-# cites for it, ours begins with noise and goes on to what moves the signal. The weak view is the first transformation,
-# the strong view all four.
+# The fixed sequence that ECGAugment is compared with. The paper says only that number and order are fixed. Ours begins with
+# noise, like CLOCS, which the paper cites. The weak view is the first transformation, the strong view all four.
 SEQUENCE = (NOISE, DROPOUT, FLIP, SHUFFLE)
-# Streams of keyed randomness.
-CHOICE, ORDER, WINDOW_LENGTH, WINDOW_PLACE, LEAD, ELEMENT, SHIFT, GAIN, LOST_COUNT, LOST_ORDER = range(10)
+# Streams of keyed.py.
+CHOICE, ORDER, WINDOW_LENGTH, WINDOW_PLACE, LEAD, ELEMENT, SHIFT, GAIN, LOST_COUNT, LOST_ORDER, CROP = range(11)
 
 
 @dataclass(frozen=True)
 class Magnitude:
-    """How far a mild view goes."""
+    """Strength of a mild view."""
 
     window: float
-    """The zeroed window's largest length, as a share of T."""
+    """Largest length of the zeroed window, as a share of T."""
     gain: float
-    """Standard deviation of a lead's gain around 1."""
+    """Standard deviation of a lead's gain, whose mean is 1."""
     noise: float
     """Standard deviation of the noise."""
     lost: int
-    """The most leads set to zero."""
+    """Largest number of leads set to zero."""
 
 
 MILD_WEAK = Magnitude(window=0.25, gain=0.2, noise=0.05, lost=0)
 MILD_STRONG = Magnitude(window=0.5, gain=0.4, noise=0.1, lost=4)
+MILD_PAIR = Magnitude(window=0.0, gain=0.4, noise=0.1, lost=4)  # a zeroed window made contrastive features worse
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Which of the four transformations each row applies, one after another, and with what."""
+    """The transformations of each row, their order and their parameters."""
 
     used: Tensor
     """bool [b, 4]"""
     order: Tensor
-    """int64 [b, 4]: those used are applied by growing order."""
+    """int64 [b, 4]: the used ones are applied in increasing order."""
     start: Tensor
     stop: Tensor
-    """int64 [b, 12], or [b, 1] for all leads: signal dropout zeroes the samples start .. stop - 1."""
+    """int64 [b, 12], or [b, 1] for all leads: signal dropout zeroes samples start to stop - 1."""
     lead: Tensor
-    """int64 [b, 12]: after the shuffle, place v holds lead[v]."""
+    """int64 [b, 12]: after the shuffle, position v holds lead[v]."""
     noise: Tensor
-    """float32 [b, 12, T], standard normal, as it lies in the result: flip and shuffle do not move it."""
+    """float32 [b, 12, T], standard normal, as it is in the result: flip and shuffle do not move it."""
     sigma: float
     """Standard deviation of the noise."""
 
 
 @dataclass(frozen=True)
 class Mild:
-    """Circular shift, gain, noise, a zeroed window and lost leads of each row, applied in this order."""
+    """Circular shift, gain, noise, zeroed window and lost leads of each row, applied in this order."""
 
     shift: Tensor
     """int64 [b]"""
@@ -70,42 +70,52 @@ class Mild:
     """float32 [b, 12, T]"""
     start: Tensor
     stop: Tensor
-    """int64 [b, 12]; all of a lost lead."""
+    """int64 [b, 12]: samples start to stop - 1 are zeroed; of a lost lead, all."""
 
 
 class ECGAugment:
-    """The views of a run's settings. The same keys give the same view, whatever the batch."""
+    """The weak and the strong view. The same keys give the same view in any batch."""
 
     def __init__(self, settings: config.Augment) -> None:
         self.settings = settings
 
     def weak(self, x: Tensor, keys: Tensor, batch_key: Tensor | None = None) -> Tensor:
-        """w(x): x [b, 12, T], keys int64 [b] -> [b, 12, T]. Granularity `batch` needs `keyed.batch_key` too."""
+        """w(x): x [b, 12, T], keys int64 [b] -> [b, 12, T], or as long as `augment.crop`. Granularity "batch" also needs
+        `keyed.batch_key`."""
         return self._view(x, keys, batch_key, strong=False)
 
     def strong(self, x: Tensor, keys: Tensor, batch_key: Tensor | None = None) -> Tensor:
         """g(x), as `weak`."""
         return self._view(x, keys, batch_key, strong=True)
 
-    def _view(self, x: Tensor, keys: Tensor, batch_key: Tensor | None, *, strong: bool) -> Tensor:
+    def pair(self, x: Tensor, keys: Tensor, batch_key: Tensor | None = None) -> Tensor:
+        """One of the two views that are contrasted, as `weak`: g(x), but for "mild" without the zeroed window."""
+        return self._view(x, keys, batch_key, strong=True, magnitude=MILD_PAIR)
+
+    def _view(
+        self, x: Tensor, keys: Tensor, batch_key: Tensor | None, *, strong: bool, magnitude: Magnitude | None = None
+    ) -> Tensor:
         choice = keys
         if self.settings.granularity == "batch":
-            assert batch_key is not None, "views drawn once a batch need the batch's key"
+            assert batch_key is not None, 'granularity "batch" needs the key of the batch'
             choice = batch_key.expand(len(keys))
-        # Only the noise is drawn for each row in both granularities.
+        if self.settings.crop:
+            x = random_crop(x, keys, self.settings.crop)
+        # Crop and noise are drawn per row in both granularities.
         noise = keyed.normal(keys, x.shape[1] * x.shape[2], ELEMENT).view(x.shape)
         if self.settings.pipeline == "mild":
-            return apply_mild(x, draw_mild(choice, noise, MILD_STRONG if strong else MILD_WEAK))
+            magnitude = magnitude or (MILD_STRONG if strong else MILD_WEAK)
+            return apply_mild(x, draw_mild(choice, noise, magnitude, shifted=not self.settings.crop))
         return apply_queue(x, draw_queue(self.settings, choice, noise, strong=strong))
 
 
 def draw_queue(settings: config.Augment, keys: Tensor, noise: Tensor, *, strong: bool) -> Queue:
-    """Draw the queues of ECGAugment or of the fixed sequence: keys [b], standard normal noise [b, 12, T]."""
+    """Draw the queues of ECGAugment or of the fixed sequence. keys [b], standard normal noise [b, 12, T]."""
     leads, length = noise.shape[1:]
     if settings.pipeline == "sequential":
         used, order = _fixed_queue(keys, strong=strong)
     else:
-        # Strong: the different ones among four draws with replacement, in random order. Weak: one draw.
+        # Strong: the distinct ones of four draws with replacement, in random order. Weak: one draw.
         draws = keyed.integers(keys, 4 if strong else 1, 4, CHOICE)
         used = (draws[:, :, None] == torch.arange(4, device=keys.device)).any(dim=1)
         order = keyed.permutation(keys, 4, ORDER)
@@ -132,21 +142,21 @@ def _fixed_queue(keys: Tensor, *, strong: bool) -> tuple[Tensor, Tensor]:
 
 
 def apply_queue(x: Tensor, queue: Queue) -> Tensor:
-    """The result of each row's queue: x [b, 12, T] -> [b, 12, T].
+    """Apply each row's queue: x [b, 12, T] -> [b, 12, T].
 
-    Any queue comes to one move of leads and time, one zeroed window and one noise. A flip or shuffle that follows the
-    dropout moves its window; noise that the dropout follows is zeroed with the signal.
+    Any queue is one move of leads and time, one zeroed window and one noise. A flip or shuffle after the dropout moves its
+    window. Noise before the dropout is zeroed with the signal.
     """
     leads, length = x.shape[1:]
     used, order = queue.used, queue.order
 
     def before(first: int, second: int) -> Tensor:
-        """Does the first of two used transformations come before the second: bool [b, 1]."""
+        """bool [b, 1]: are both used, and the first before the second?"""
         return (used[:, first] & used[:, second] & (order[:, first] < order[:, second]))[:, None]
 
     start, stop = queue.start, torch.where(used[:, DROPOUT, None], queue.stop, queue.start)
-    turned = before(DROPOUT, FLIP)
-    start, stop = torch.where(turned, length - stop, start), torch.where(turned, length - start, stop)
+    flipped = before(DROPOUT, FLIP)
+    start, stop = torch.where(flipped, length - stop, start), torch.where(flipped, length - start, stop)
     unmoved = torch.arange(leads, device=x.device)
     if start.shape[1] == leads:
         lead = torch.where(before(DROPOUT, SHUFFLE), queue.lead, unmoved)
@@ -158,19 +168,29 @@ def apply_queue(x: Tensor, queue: Queue) -> Tensor:
     lead = torch.where(used[:, SHUFFLE, None], queue.lead, unmoved)
     t = torch.arange(length, device=x.device)
     t = torch.where(used[:, FLIP, None], length - 1 - t, t)
-    # Multiplication and addition apart: fused, they would round differently at the end of a block of the batch.
+    # Not one fused operation: its rounding depends on where in the batch a row is.
     return _move(x, lead, t).mul_(kept).add_(queue.noise.to(x.dtype) * sigma)
 
 
-def draw_mild(keys: Tensor, noise: Tensor, magnitude: Magnitude) -> Mild:
-    """Draw a view that keeps the diagnosis: keys [b], standard normal noise [b, 12, T]."""
+def random_crop(x: Tensor, keys: Tensor, crop: int) -> Tensor:
+    """A random piece of each signal: x [b, 12, T], keys [b] -> [b, 12, crop]. Signals that are not longer stay whole."""
+    if x.shape[2] <= crop:
+        return x
+    start = keyed.integers(keys, 1, x.shape[2] - crop + 1, CROP)
+    t = start + torch.arange(crop, device=x.device)
+    return x.gather(2, t[:, None].expand(-1, x.shape[1], -1))
+
+
+def draw_mild(keys: Tensor, noise: Tensor, magnitude: Magnitude, *, shifted: bool = True) -> Mild:
+    """Draw views that keep the diagnosis. keys [b], standard normal noise [b, 12, T]. Crops are not `shifted`: they begin at a
+    random place anyway, and a circular shift would join their ends."""
     leads, length = noise.shape[1:]
     size = keyed.integers(keys, 1, int(magnitude.window * length) + 1, WINDOW_LENGTH)
     start = keyed.integers(keys, 1, length - size + 1, WINDOW_PLACE)
     rank = keyed.permutation(keys, leads, LOST_ORDER)
     lost = rank < keyed.integers(keys, 1, magnitude.lost + 1, LOST_COUNT)
     return Mild(
-        shift=keyed.integers(keys, 1, length, SHIFT)[:, 0],
+        shift=keyed.integers(keys, 1, length if shifted else 1, SHIFT)[:, 0],
         gain=1 + magnitude.gain * keyed.normal(keys, leads, GAIN),
         noise=noise * magnitude.noise,
         start=torch.where(lost, 0, start),
@@ -188,9 +208,9 @@ def apply_mild(x: Tensor, view: Mild) -> Tensor:
 
 
 def _move(x: Tensor, lead: Tensor, t: Tensor) -> Tensor:
-    """A new tensor of x[i, lead[i, v], t[i, s]]: x [b, 12, T], lead [b, 12], t [b, T]."""
+    """out[i, v, s] = x[i, lead[i, v], t[i, s]]: x [b, 12, T], lead [b, 12], t [b, T]."""
     b, leads, length = x.shape
-    # Whole leads, then samples: on a CPU three times as fast as one gather of both.
+    # First whole leads, then samples: three times as fast on a CPU as one gather of both.
     row = torch.arange(b, device=x.device)[:, None] * leads + lead
     moved = x.reshape(b * leads, length).index_select(0, row.flatten()).view(x.shape)
     return moved.gather(2, t[:, None].expand(x.shape))

@@ -1,6 +1,6 @@
-"""The whole path on synthetic ECGs, as a user would go it: every stage is the command that one would type, and is printed.
+"""The whole path on synthetic ECGs. Each stage prints and runs the command that a user would type.
 
-Each stage skips what is done, so an interrupted demo goes on where it stopped.
+Finished stages are skipped, so an interrupted demo continues where it stopped.
 """
 
 import os
@@ -16,12 +16,12 @@ DATABASES = ("g12ec", "ptbxl", "ningbo", "chapman")
 
 
 def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None:
-    """Synthetic databases, shards, split, a supervised teacher, ECGMatch on two ranks, and a page with the results.
+    """Synthetic databases, shards, a split, a supervised run, ECGMatch on two ranks, and a report.
 
     Args:
-        to: Folder for everything that the demo makes.
-        recordings: Recordings in each of the four databases.
-        ranks: Processes to train with.
+        to: Folder for all files of the demo.
+        recordings: Recordings per database; there are four.
+        ranks: Processes that train.
     """
     begin = time.time()
     raw, shards, splits, runs, report = (to / name for name in ("raw", "shards", "splits", "runs", "report"))
@@ -47,13 +47,13 @@ def ecgmatch(*args: object) -> None:
 
 
 def run(command: list[object], shown: list[object] | None = None) -> None:
-    """Run a stage and show it; a stage that fails ends the demo."""
+    """Print and run a stage; one that fails ends the demo."""
     print(f"\n$ {shlex.join(map(str, shown or ['python', *command[1:]]))}", flush=True)
-    # One computing thread a rank: torchrun would say so itself, with a warning.
+    # One computing thread per rank. Without this torchrun would set it, with a warning.
     with subprocess.Popen(list(map(str, command)), env={"OMP_NUM_THREADS": "1", **os.environ}) as process:
         try:
             code = process.wait()
-        except KeyboardInterrupt:  # the stage has got it too, and is given the time to save
+        except KeyboardInterrupt:  # the stage received it, too: let it save
             process.wait()
             raise
     if code:

@@ -1,4 +1,4 @@
-"""Predictions of a whole part of the split: each rank computes its share, every rank receives everything."""
+"""Predictions of a whole part of the split. Each rank computes its share; every rank receives all."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ecgmatch_dist.data.stream import FiniteBatch
-from ecgmatch_dist.distributed import all_gather, gather_uneven
+from ecgmatch_dist.distributed.collectives import all_gather, gather_uneven
+from ecgmatch_dist.network.crops import over_crops
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of all n recordings of a part, in the order of the split; the same on every rank."""
+    """Predictions of all n recordings of a part, in the order of the split; the same on every rank."""
 
     labels: NDArray[np.uint8]
     """[n, C]"""
@@ -27,11 +28,11 @@ class Predictions:
 
 @torch.no_grad()
 def predict_share(
-    model: nn.Module, batches: Iterable[FiniteBatch], device: torch.device, dtype: torch.dtype
+    model: nn.Module, batches: Iterable[FiniteBatch], device: torch.device, dtype: torch.dtype, crop: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """This rank's recordings, without padding -> ids [m], probabilities and features side by side [m, C + D].
+    """This rank's m recordings, without padding -> ids [m], and probabilities and features side by side [m, C + D].
 
-    In eval mode, which leaves the model as it was; a share without recordings gives [0] and [0, 0].
+    Computed in eval mode; the model's mode is restored. Without recordings the shapes are [0] and [0, 0].
     """
     training = model.training
     model.eval()
@@ -40,7 +41,7 @@ def predict_share(
         for batch in batches:
             if batch.valid.any():
                 x = torch.from_numpy(batch.x[batch.valid]).to(device, non_blocking=True).to(dtype)
-                z, logits = model(x)
+                z, logits = over_crops(model, x, crop)
                 ids.append(torch.from_numpy(batch.ids[batch.valid]))
                 rows.append(torch.cat([logits.sigmoid(), z], 1))
     finally:
@@ -56,17 +57,18 @@ def predict(
     labels: NDArray[np.uint8],
     device: torch.device,
     dtype: torch.dtype = torch.float32,
+    crop: int = 0,
 ) -> Predictions:
-    """Every rank's share of a finite pass, gathered. `labels` [n, C] of the whole part, by id.
+    """Predict the batches of all ranks and gather the results. `labels` [n, C] of the whole part, by id. `crop`: `over_crops`.
 
-    Shares may have any sizes, none included, as long as each recording is in exactly one.
+    Ranks may have any number of recordings, also none, but each recording must be on exactly one rank.
     """
-    ids, rows = predict_share(model, batches, device, dtype)
-    width = int(all_gather(torch.tensor(rows.shape[1], device=device)).max())  # a rank without rows does not know it
+    ids, rows = predict_share(model, batches, device, dtype, crop)
+    width = int(all_gather(torch.tensor(rows.shape[1], device=device)).max())  # unknown to a rank without rows
     ids = gather_uneven(ids, name="evaluate")
     rows = gather_uneven(rows.reshape(-1, width), name="evaluate")
     ids, order = ids.sort()
     n, classes = labels.shape
-    assert torch.equal(ids.cpu(), torch.arange(n)), f"{len(ids)} predictions of {n} recordings, or not each one once"
-    table = rows[order].cpu().numpy()
-    return Predictions(labels, table[:, :classes], table[:, classes:])
+    assert torch.equal(ids.cpu(), torch.arange(n)), f"{len(ids)} predictions of {n} recordings, or some recording twice"
+    values = rows[order].cpu().numpy()
+    return Predictions(labels, values[:, :classes], values[:, classes:])

@@ -1,7 +1,7 @@
-"""Counter-based randomness: a draw is a pure function of (seed, step, view, row, stream, position).
+"""Counter-based random numbers: a draw is a pure function of (seed, step, view, row, stream, position).
 
-No generator and no state: a row gets the same numbers on every rank, device and in every batching, and a resumed run
-needs nothing but its step. Streams: 0-15 augment, 16 model, 17-31 methods.
+There is no generator and no state. A row gets the same numbers on every rank, on every device and in every batch, and a resumed
+run needs only its step. Streams separate the uses: 0-15 augment.py, 16 network/model.py, 17-31 methods.
 """
 
 import math
@@ -12,12 +12,12 @@ from torch import Tensor
 
 GOLDEN_64 = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 GOLDEN_32 = 0x9E3779B9
-# On a CPU, blocks of this many elements stay in the cache through all passes of the hash: 3 times faster than at once.
+# On a CPU, a block of this many elements stays in the cache during all passes of the hash: 3 times faster than all at once.
 CPU_BLOCK = 1 << 18
 
 
 def row_keys(seed: int, step: int, view: int, rows: Tensor) -> Tensor:
-    """The key of each row in one step and view: rows int64 [b] -> int64 [b]. Different rows have different keys."""
+    """The key of each row in a step and view: rows int64 [b] -> int64 [b]. Different rows have different keys."""
     base = 0
     for word in (seed, step, view):
         base = _mix64_int((base + word + 1) * GOLDEN_64)
@@ -25,7 +25,7 @@ def row_keys(seed: int, step: int, view: int, rows: Tensor) -> Tensor:
 
 
 def batch_key(seed: int, step: int, view: int, device: torch.device | str | None = None) -> Tensor:
-    """A key for what a whole batch shares: int64 [1]; no row has it, since rows count from 0."""
+    """A key for the whole batch: int64 [1]. No row has it: it is the key of row -1."""
     return row_keys(seed, step, view, torch.full((1,), -1, dtype=torch.int64, device=device))
 
 
@@ -38,7 +38,7 @@ def uniform(keys: Tensor, n: int, stream: int) -> Tensor:
 
 
 def normal(keys: Tensor, n: int, stream: int) -> Tensor:
-    """Standard normal numbers by Box and Muller: keys [b] -> float32 [b, n]; no larger than 5.8."""
+    """Standard normal numbers (Box-Muller): keys [b] -> float32 [b, n], at most 5.8 in size."""
     half = (n + 1) // 2
     out = torch.empty(len(keys), 2 * half, dtype=torch.float32, device=keys.device)
     for rows, bits in _blocks(keys, 2 * half, stream):
@@ -51,29 +51,29 @@ def normal(keys: Tensor, n: int, stream: int) -> Tensor:
 
 
 def integers(keys: Tensor, n: int, high: int | Tensor, stream: int) -> Tensor:
-    """Integers uniform in {0 .. high - 1}: keys [b] -> int64 [b, n]; high may be a tensor that broadcasts to [b, n].
+    """Uniform integers 0 .. high - 1: keys [b] -> int64 [b, n]; high may be a tensor that broadcasts to [b, n].
 
-    The product of 32 random bits and high, divided by 2^32: the bias is below high / 2^32.
+    Computed as (32 random bits * high) / 2^32, so the bias is below high / 2^32.
     """
     bits = _bits(keys, n, stream).to(torch.int64) & 0xFFFFFFFF
     return (bits * high) >> 32
 
 
 def permutation(keys: Tensor, n: int, stream: int) -> Tensor:
-    """A permutation of 0 .. n - 1 for each key: keys [b] -> int64 [b, n]."""
+    """A permutation of 0 .. n - 1 per key: keys [b] -> int64 [b, n]."""
     return _bits(keys, n, stream).argsort(dim=1, stable=True)
 
 
 def _bits(keys: Tensor, n: int, stream: int) -> Tensor:
-    """32 random bits an element: keys [b] -> int32 [b, n]."""
+    """32 random bits per element: keys [b] -> int32 [b, n]."""
     return torch.cat([bits.clone() for _, bits in _blocks(keys, n, stream)])
 
 
 def _blocks(keys: Tensor, n: int, stream: int) -> Iterator[tuple[slice, Tensor]]:
-    """32 random bits an element, some rows at a time: (rows, int32 [rows, n]), valid until the next ones are taken.
+    """32 random bits per element in blocks of rows: (rows, int32 [rows, n]). The memory is reused by the next block.
 
-    Key and stream give two words a row. The first is where the row's counter starts, the second enters after the
-    first round, so that two rows whose counters overlap do not share numbers.
+    Key and stream give two 32-bit words per row. The row's counter starts at the first. The second enters after the first round
+    of the hash, so that two rows with overlapping counters do not share numbers.
     """
     words = _mix64(keys ^ _signed(_mix64_int((stream + 1) * GOLDEN_64), 64))[:, None]
     first, second = ((words << 32) >> 32).to(torch.int32), (words >> 32).to(torch.int32)
@@ -91,27 +91,27 @@ def _blocks(keys: Tensor, n: int, stream: int) -> Iterator[tuple[slice, Tensor]]
 
 
 def _to_unit(bits: Tensor, out: Tensor) -> Tensor:
-    """int32 bits (overwritten) -> (k + 1/2) 2^-23 with k the upper 23 bits, written to the float32 `out`."""
-    # Not 24 bits: the largest k + 1/2 must be exact in float32, or it would round up to 1.
+    """int32 bits (overwritten) -> (k + 1/2) 2^-23, k their upper 23 bits, written to the float32 `out`."""
+    # With 24 bits, the largest k + 1/2 would not be exact in float32 and would round up to 1.
     out.copy_(bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF))
     return out.add_(0.5).mul_(2.0**-23)
 
 
 def _xor_shift(x: Tensor, shift: int, scratch: Tensor) -> Tensor:
-    """x ^= x >>> shift, in place, for int32; torch's shift carries the sign, the mask removes it."""
+    """x ^= x >>> shift, in place, for int32. Torch's shift copies the sign bit; the mask removes the copies."""
     torch.bitwise_right_shift(x, shift, out=scratch)
     return x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
 
 
 def _mix64(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64: a bijection in which every bit depends on every bit."""
+    """The finaliser of splitmix64 on int64: a bijection that mixes all bits."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9, 64)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB, 64)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 def _mix64_int(x: int) -> int:
-    """`_mix64` of one number on the host; any integer -> 0 .. 2^64 - 1."""
+    """`_mix64` of one Python integer -> 0 .. 2^64 - 1."""
     x &= (1 << 64) - 1
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)
@@ -119,5 +119,5 @@ def _mix64_int(x: int) -> int:
 
 
 def _signed(value: int, bits: int) -> int:
-    """The number of `bits` bits that two's complement makes of an unsigned one."""
+    """The signed integer with the same `bits` bits as an unsigned one (two's complement)."""
     return value - (1 << bits) if value >> (bits - 1) else value

@@ -1,64 +1,65 @@
-"""What learns: the networks, the method, its bank and the optimiser, built from a configuration without any file."""
+"""Everything that a training step changes: networks, method, bank, optimiser. Built from a configuration, without files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank import MemoryBank, resolve_shard_group
-from ecgmatch_dist.batchnorm import convert_batchnorm
+from ecgmatch_dist.bank.memory import MemoryBank, resolve_shard_group
 from ecgmatch_dist.config import Config
-from ecgmatch_dist.distributed import Ranks
-from ecgmatch_dist.methods.base import Method
-from ecgmatch_dist.methods.ecgmatch import ECGMatch
-from ecgmatch_dist.methods.registry import build as build_method
-from ecgmatch_dist.model import AttentionCNN, build_model
-from ecgmatch_dist.schedule import build_optimizer
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.distributed.session import Ranks
+from ecgmatch_dist.methods.base import Method, Task, build_method
+from ecgmatch_dist.network.backbones.base import Backbone
+from ecgmatch_dist.network.batchnorm import convert_batchnorm
+from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.network.optim import build_optimizer
+from ecgmatch_dist.network.student import Student, resolve_precision
+from ecgmatch_dist.network.teacher import Teacher
 
 
 @dataclass
 class Learner:
-    """All that a step changes."""
+    """Everything that a training step changes."""
 
-    model: AttentionCNN
+    model: Backbone
     student: Student
     teacher: Teacher
     bank: MemoryBank | None
-    method: Method
+    method: Method[Any]
     optimizer: torch.optim.Optimizer
 
 
 def build_learner(
     config: Config, ranks: Ranks, labels: Tensor, rows: int, seed: int, starts: Sequence[dict[str, Tensor]] = ()
 ) -> Learner:
-    """`labels` [N_B, C] of the whole labelled part, on the device and in the type that the run computes in; `rows` N_U of the
-    unlabelled part; `starts`: weights to begin with instead of random ones, and those of the rest of the committee."""
-    runtime, width, classes = config.runtime, config.model.width, labels.shape[1]
-    precision = runtime.precision
-    if precision == "auto":
-        precision = "bf16" if ranks.device.type == "cuda" else "fp32"
+    """`labels` [N_B, C] of the whole labelled part, on the run's device and in its precision; `rows` N_U unlabelled rows;
+    `starts` the weights of the runs that this one starts from: first the student's, then the rest of the committee's."""
+    runtime, width, classes, crop = config.runtime, config.model.width, labels.shape[1], config.augment.crop
+    precision = resolve_precision(runtime.precision, ranks.device)
     model = build_model(classes, config.model, seed)
     if starts:
-        model.load_state_dict(starts[0])
-    method = build_method(config, labels, rows, seed)
-    if isinstance(method, ECGMatch):
-        for weights in starts[1:]:
-            member = build_model(classes, config.model, seed)
-            member.load_state_dict(weights)
-            method.committee.append(Teacher(member.to(ranks.device, labels.dtype), 1.0, precision))
+        # A classifier that was fitted to measure features without labels is no start: the supervised run begins with its own.
+        own = model.classifier.state_dict(prefix="classifier.") if config.method.is_start else {}
+        model.load_state_dict(starts[0] | own)
+    method = build_method(config.method, Task(labels, rows, config.optim.steps, width, seed, config.bank.view))
+    committee = []
+    for weights in starts[1:]:
+        member = build_model(classes, config.model, seed)
+        member.load_state_dict(weights)
+        committee.append(Teacher(member.to(ranks.device, labels.dtype), 1.0, precision, crop=crop))
+    method.set_committee(committee)
     model.auxiliary = method.auxiliary
     model = convert_batchnorm(model.to(ranks.device, labels.dtype), runtime.batchnorm)
     bank = None
-    if method.uses_bank:
+    if method.bank_options:
         bank = MemoryBank(
             rows=rows,
             dim=width,
             classes=classes,
-            k=config.method.neighbours,  # type: ignore[union-attr]  # whoever uses the bank has both
-            memory=config.method.memory,  # type: ignore[union-attr]
+            k=method.bank_options.neighbours,
+            memory=method.bank_options.memory,
             batch=config.optim.unlabelled_batch,
             shard_group=resolve_shard_group(config.bank.shard_group, ranks.world, ranks.local_world),
             backend=config.bank.backend,
@@ -68,13 +69,14 @@ def build_learner(
         )
     return Learner(
         model=model,
-        student=Student(model, precision, runtime.batchnorm, runtime.compile),
+        student=Student(model, precision, runtime.batchnorm, runtime.compile, crop),
         teacher=Teacher(
             model,
             config.optim.teacher_momentum,
             precision,
             warmup=config.optim.teacher_warmup,
             batchnorm=config.optim.teacher_batchnorm,
+            crop=crop,
         ),
         bank=bank,
         method=method,

@@ -1,30 +1,33 @@
-"""Named configurations. A preset is a function that returns one; any field can still be changed on the command line."""
+"""Named configurations to start from. Every setting can still be changed on the command line."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ecgmatch_dist.config import Augment, Bank, Config, Evaluate, Model, Optim, Runtime
-from ecgmatch_dist.methods.configs import ECGMatch
+from ecgmatch_dist.config import Augment, Bank, Config, Data, Evaluate, Model, Optim, Runtime
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+
+SMALL = Data(rate=100, length=1024)
+"""Shards of `shards build --preset cpu`."""
 
 
 def paper() -> Config:
     """The paper's settings: 500 Hz, 12 x 6144, width 128, B = 64, B_u = 448. Meant for GPUs."""
-    return Config()
+    return Config(data=Data(rate=500, length=6144))
 
 
 def official_code() -> Config:
-    """The authors' code where it differs from the paper (docs/faithfulness.md lists how)."""
+    """The authors' code where it differs from the paper (docs/faithfulness.md has the list)."""
     return replace(paper(), augment=Augment(granularity="batch", dropout_window="per_lead"))
 
 
 def cpu() -> Config:
-    """The paper's recipe at a size that two cores can train: shards of `shards build --preset cpu`, width 64, B_u = 128."""
+    """The paper's recipe, small enough for two cores: shards of `shards build --preset cpu`, width 64, B_u = 128."""
     optim = Optim(steps=2400, unlabelled_batch=128)
-    return replace(paper(), model=Model(width=64), optim=replace(optim, steps=1200), pretrain=optim)
+    return replace(paper(), data=SMALL, model=Model(width=64), optim=replace(optim, steps=1200), pretrain=optim)
 
 
 def tuned() -> Config:
-    """The best result on two cores rather than the paper's recipe; docs/experiments.md has the evidence for each change."""
+    """The best results on two cores, not the paper's recipe. docs/experiments.md gives the reason for each change."""
     start = Optim(
         optimizer="adamw",
         lr=2e-3,
@@ -39,7 +42,7 @@ def tuned() -> Config:
         teacher_batchnorm="averaged",
     )
     return Config(
-        method=ECGMatch(
+        method=ECGMatchSettings(
             neighbours=2,
             lambda_u=8.0,
             lambda_f=0.02,
@@ -48,6 +51,7 @@ def tuned() -> Config:
             committee=4,
             memory=1.0,
         ),
+        data=SMALL,
         model=Model(width=32),
         augment=Augment(pipeline="mild", labelled="strong"),
         bank=Bank(view="clean"),
@@ -57,8 +61,23 @@ def tuned() -> Config:
     )
 
 
+def few_labels() -> Config:
+    """At 100 Hz: `tuned` with a residual network on crops of 2.56 s, and passes instead of steps, for 20 labels as well as for
+    20,000. `--selfsupervised contrastive` adds a start without labels. What is measured of it: docs/experiments.md."""
+    base = tuned()
+    adamw = replace(base.pretrain, labelled_batch=64)
+    return replace(
+        base,
+        model=Model(width=128, backbone="resnet1d", first_width=32, dropout=0.3),
+        augment=Augment(pipeline="mild", labelled="strong", crop=256),
+        contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
+        pretrain=replace(adamw, passes=60, steps=2000),
+        optim=replace(base.optim, labelled_batch=32),
+    )
+
+
 def demo() -> Config:
-    """`tuned`, shorter, for synthetic ECGs."""
+    """A shorter `tuned` for synthetic ECGs."""
     base = tuned()
     return replace(
         base,
@@ -69,10 +88,16 @@ def demo() -> Config:
     )
 
 
+def fitting(rate: int, length: int) -> list[str]:
+    """Names of the presets for shards of this rate and length."""
+    return [name for name, make in PRESETS.items() if (make().data.rate, make().data.length) == (rate, length)]
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "paper": paper,
     "official_code": official_code,
     "cpu": cpu,
     "tuned": tuned,
+    "few_labels": few_labels,
     "demo": demo,
 }

@@ -1,218 +1,343 @@
-"""The run folder: everything that is known about a run, in files that people and the report can open."""
+"""A run: its learner, data and files, built from a configuration. Saves and resumes them, and measures the model."""
 
-import dataclasses
-import datetime
-import glob
-import importlib.metadata
-import json
-import platform
-import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
-from torch import distributed as dist
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor
 
-from ecgmatch_dist import __version__
-from ecgmatch_dist.config import Config
-from ecgmatch_dist.distributed import Ranks, all_sum_nograd
-from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.evaluate import Predictions
-from ecgmatch_dist.fence import Fence
+from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.config import Config, fitted
+from ecgmatch_dist.data.labels import UNKNOWN, known, load_scheme
+from ecgmatch_dist.data.split_file import Split, digest
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stream import Batch, Stream, finite
+from ecgmatch_dist.distributed.collectives import all_sum_nograd, barrier
+from ecgmatch_dist.distributed.session import Ranks, to_device
+from ecgmatch_dist.distributed.whereabouts import during
+from ecgmatch_dist.errors import require
+from ecgmatch_dist.evaluate import Predictions, predict
+from ecgmatch_dist.learner import Learner, build_learner
+from ecgmatch_dist.losses import annotation_weights
+from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.metrics import Metrics
+from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
+from ecgmatch_dist.network.probe import linear_probe
+from ecgmatch_dist.readiness import open_store
+from ecgmatch_dist.record.diagnostics import Diagnostics
+from ecgmatch_dist.record.folder import RunFolder
+from ecgmatch_dist.record.logger import RunLogger
+from ecgmatch_dist.record.result import Result
+from ecgmatch_dist.record.weights import ModelNotes
+from ecgmatch_dist.recovery.checkpoint import Checkpointer
+from ecgmatch_dist.recovery.dcp import Rows
+from ecgmatch_dist.recovery.finite import FiniteCheck
 
-PACKAGES = (
-    "torch",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "pandas",
-    "webdataset",
-    "wfdb",
-    "faiss-cpu",
-    "faiss-gpu",
-    "submitit",
-)
-
-
-def environment(world_size: int) -> dict[str, Any]:
-    """Who computed this, where and with what."""
-    packages = {}
-    for name in PACKAGES:
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    here = Path(__file__).parent
-    git = subprocess.run(
-        ["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [platform.machine()]
-    return {
-        "version": __version__,
-        "git": git.stdout.strip() or None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "packages": packages,
-        "host": socket.gethostname(),
-        "command": sys.argv,
-        "world_size": world_size,
-        "devices": devices,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+LABELLED, UNLABELLED = 1, 2  # give the two streams of a run different seeds
 
 
-class RunFolder:
-    """`runs/<name>/`. Rank 0 writes, all ranks read."""
+class LoadedPart:
+    """A part of the split in memory, with the `read` of a store. For the labelled part, which is small."""
 
-    fence: Fence
-    """Whether this copy of the run may still write; known since `enter`."""
+    def __init__(self, store: ShardStore, rows: NDArray[np.int64]) -> None:
+        self.x = store.read(rows)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def read(self, rows: NDArray[np.int64], out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
+        return np.take(self.x, rows, axis=0, out=out)
+
+
+@dataclass
+class Best:
+    """The best model so far: highest validation MAP; of equal ones the later, as in the official code."""
+
+    map: float = -1.0
+    step: int = 0
+    thresholds: list[float] = field(default_factory=list)
+    checks_since: int = 0
+
+    def update(self, step: int, map_: float, thresholds: list[float]) -> bool:
+        if map_ < self.map:
+            self.checks_since += 1
+            return False
+        self.map, self.step, self.thresholds, self.checks_since = map_, step, thresholds, 0
+        return True
+
+
+@dataclass
+class Run:
+    """Everything that the training loop needs."""
+
+    config: Config
+    """As it is trained: with steps and batches for this split."""
+    fingerprint: str
+    """Of the configuration as it was asked for."""
+    ranks: Ranks
+    folder: RunFolder
+    split: Split
+    store: ShardStore
+    seed: int
+    learner: Learner
+    labels: dict[str, NDArray[np.uint8]]
+    """[n, C] of each part of the split: 1, 0 or UNKNOWN."""
+    rows: dict[str, NDArray[np.int64]]
+    """[n] of each part of the split: its rows in the store."""
+    y_b: Tensor
+    """Labels of the labelled part on the device, [N_B, C]; NaN where nobody has looked."""
+    weight_b: Tensor | None
+    """Their weights, [N_B, C]; None: every label is known."""
+    labelled: Stream | None
+    unlabelled: Stream | None
+    augment: ECGAugment
+    logger: RunLogger
+    checkpointer: Checkpointer
+    diagnostics: Diagnostics
+    finite: FiniteCheck
+    starts: list[str]
+    """Names of the runs that this one starts from."""
+    best: Best = field(default_factory=Best)
+    step: int = 0
+    seconds: float = 0.0
+    stalled: float = 0.0
+    """Seconds that checkpoints have blocked the loop since the last log line."""
 
     @property
-    def best(self) -> Path:
-        """Weights of the model that is kept."""
-        return self.path / "best.safetensors"
+    def classes(self) -> list[str]:
+        return list(load_scheme(self.split.scheme).short)
+
+    def batches(self) -> Iterator[tuple[Batch | None, Batch | None]]:
+        """This rank's share of the global batches, from the current step on."""
+        start, stop, readers = self.step, self.config.optim.steps, self.config.runtime.readers
+        labelled = self.labelled.iterate(start, stop, readers=1) if self.labelled else None
+        unlabelled = self.unlabelled.iterate(start, stop, readers=readers) if self.unlabelled else None
+        for step in range(start, stop):
+            with during("reading", step + 1):
+                batches = next(labelled) if labelled else None, next(unlabelled) if unlabelled else None
+            yield batches
+
+    def views(self, labelled: Batch | None, unlabelled: Batch | None) -> Views:
+        """The batches of the current step on the device, with their views."""
+        some = labelled or unlabelled
+        assert some is not None
+        empty = Batch(some.ids[:0], some.x[:0])
+        (ids_b, x_b), (ids_u, x_u) = self._to_device(labelled or empty), self._to_device(unlabelled or empty)
+        weight_b = None if self.weight_b is None else self.weight_b[ids_b]
+        return Views(x_b, self.y_b[ids_b], ids_b, x_u, ids_u, self.augment, self.seed, self.step, weight_b)
+
+    def recordings(self, step: int) -> tuple[list[str], list[str]]:
+        """database/key of the recordings in this rank's batches of `step` (from 1), and of those that are not finite."""
+        streams = {"labelled": self.labelled, "unlabelled": self.unlabelled}
+        names: list[str] = []
+        wrong: list[str] = []
+        for part, stream in streams.items():
+            if stream is not None:
+                batch, known = stream[step - 1], self.ids(part)
+                own = [known[i] for i in batch.ids]
+                finite = np.isfinite(batch.x.reshape(len(own), -1).astype(np.float32).sum(1)).tolist()
+                names += own
+                wrong += [name for name, ok in zip(own, finite, strict=True) if not ok]
+        return names, wrong
+
+    def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every unlabelled signal once; see `methods.views.Pass`."""
+        share = (self.ranks.rank, self.ranks.world)
+        for batch in finite(self.store, self.rows["unlabelled"], self.config.evaluate.batch, *share):
+            yield self._to_device(Batch(batch.ids, batch.x))
+
+    def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        device = self.ranks.device
+        return to_device(batch.ids, device), to_device(batch.x, device).to(self.y_b.dtype)
+
+    # Checkpoints
+
+    def _bank_rows(self) -> dict[str, Rows]:
+        """This rank's block of the banks."""
+        bank = self.learner.bank
+        return {name: Rows(t, bank.rows, bank.within) for name, t in bank.state().items()} if bank else {}
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on, in the background."""
+        begin, learner = time.perf_counter(), self.learner
+        state: dict[str, Mapping[str, Tensor | Rows]] = {
+            "student": learner.model.state_dict(),
+            "teacher": learner.teacher.state_dict(),
+            "method": learner.method.state_dict(),
+            "optimizer": pack_optimizer(learner.optimizer),
+        }
+        if learner.bank and learner.bank.is_first_replica:
+            state["bank"] = self._bank_rows()
+        counters = {"step": self.step, "best": asdict(self.best), "seconds": self.seconds}
+        self.checkpointer.save(self.step, state, counters, self.folder.best if self.best.step else None)
+        self.stalled += time.perf_counter() - begin
+
+    def resume(self) -> bool:
+        """Continue from the latest checkpoint, on any number of ranks. False: there is none."""
+        checkpoint, notes = self.checkpointer.latest()
+        for note in notes:
+            self.logger.say(note)
+        if checkpoint is None:
+            return False
+        tensors = checkpoint.load({f"bank.{name}": rows for name, rows in self._bank_rows().items()})
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        learner = self.learner
+        learner.model.load_state_dict(part("student."))
+        learner.teacher.load_state_dict(part("teacher."))
+        learner.method.load_state_dict(part("method."))
+        unpack_optimizer(learner.optimizer, part("optimizer."))
+        if learner.bank:
+            learner.bank.load(part("bank."))
+        self.step, self.seconds = checkpoint.counters["step"], checkpoint.counters["seconds"]
+        self.best = Best(**checkpoint.counters["best"])
+        if self.ranks.main and checkpoint.best:
+            self.folder.restore_best(checkpoint.best)
+        return True
+
+    def ended(self) -> str | None:
+        """Why training has ended, if the run was killed between its last step and its result; else None."""
+        if self.step >= self.config.optim.steps:
+            return "steps"
+        return "patience" if self.best.checks_since >= self.config.evaluate.patience else None
+
+    # Measuring
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """The result of a finished run."""
-        path = self.path / "result.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+    def kept(self) -> torch.nn.Module:
+        """The network that is validated and kept."""
+        return self.learner.teacher.module if self.config.evaluate.model == "teacher" else self.learner.model
 
-    def check(self, config: Config) -> None:
-        """Refuse a folder in which another configuration ran."""
-        path = self.path / "config.json"
-        if not path.is_file():
-            return
-        recorded = json.loads(path.read_text())
-        if recorded["meaning"] == config.meaning():
-            return
-        field = _first_difference(recorded, config.to_json())
-        raise UserError(
-            f"{self.path} holds a run with another configuration ({field}): "
-            "give this one a --tag or --name of its own, or remove the folder"
+    def ids(self, part: str) -> list[str]:
+        """database/key of the recordings of a part."""
+        ids: list[str] = self.store.manifest["id"].iloc[self.rows[part]].tolist()
+        return ids
+
+    def predict(self, part: str, limit: int | None = None) -> Predictions:
+        """Predictions of a part, or of its first `limit` recordings, on every rank."""
+        share = (self.ranks.rank, self.ranks.world)
+        batches = finite(self.store, self.rows[part][:limit], self.config.evaluate.batch, *share)
+        crop = self.config.augment.crop
+        return predict(self.kept, batches, self.labels[part][:limit], self.ranks.device, self.y_b.dtype, crop)
+
+    def fit_probe(self) -> None:
+        """Replace the classifier of the network that is kept by a linear probe of the labelled part."""
+        found = self.predict("labelled")
+        classifier = self.kept.classifier
+        assert isinstance(classifier, torch.nn.Linear)
+        for own, value in zip(classifier.parameters(), linear_probe(found.features, found.labels), strict=True):
+            # Rank 0's, in case the machines of the ranks round differently.
+            shared = torch.from_numpy(value if self.ranks.main else np.zeros_like(value)).to(self.ranks.device)
+            own.data.copy_(all_sum_nograd(shared))
+
+    def keep_best(self) -> None:
+        """Write the current weights as the best ones."""
+        if self.ranks.main:
+            notes = ModelNotes(
+                classes=tuple(self.classes),
+                scheme=self.split.scheme,
+                thresholds=tuple(self.best.thresholds),
+                preprocess=self.store.preprocess,
+                model=self.config.model,
+                crop=self.config.augment.crop,
+                step=self.best.step,
+            )
+            self.folder.save_best(self.kept, notes)
+
+    def load_best(self) -> None:
+        """Load the best weights."""
+        barrier()
+        missing = self.kept.load_state_dict(load_file(self.folder.best), strict=False)
+        assert all(name.startswith("auxiliary.") for name in missing.missing_keys), missing
+
+    def result(self, reason: str, measured: dict[str, Metrics]) -> Result:
+        """The content of result.json."""
+        split, config = self.split, self.config
+        return Result(
+            name=self.folder.path.name,
+            split=split.name,
+            split_sha256=split.sha256,
+            protocol=split.protocol,
+            databases=split.databases,
+            test_database=split.test_database,
+            ratio=split.ratio,
+            seed=split.seed,
+            scheme=split.scheme,
+            classes=tuple(self.classes),
+            method=config.method.name,
+            tag=config.tag,
+            steps=self.step,
+            best_step=self.best.step,
+            stopped=reason,
+            seconds=round(self.seconds, 1),
+            world_size=self.ranks.world,
+            precision=self.learner.student.precision,
+            thresholds=tuple(self.best.thresholds),
+            started_from=self.starts[0] if self.starts else None,
+            committee=tuple(self.starts[1:]),
+            fingerprint=self.fingerprint,
+            validation=measured["validation"],
+            test=measured["test"],
         )
 
-    def enter(self, config: Config, ranks: Ranks) -> None:
-        """Become the one copy of this run that writes here, and note what is run. Called by all ranks: if rank 0 cannot, none
-        goes on."""
-        generation, refusal = 0, None
-        if ranks.main:
-            try:
-                self.fence = Fence.take(self.path)
-                self._note(config, ranks.world)
-                generation = self.fence.generation
-            except UserError as error:
-                refusal = error
-            except OSError as error:
-                refusal = UserError(f"{self.path}: cannot be written: {error}")
-        generation = int(all_sum_nograd(torch.tensor(generation)).item())  # all ranks wait for it here
-        if not generation:
-            raise refusal or UserError(f"{self.path}: rank 0 could not enter it, and tells why")
-        self.fence = Fence(self.path, generation, looks=ranks.main)
 
-    def _note(self, config: Config, world: int) -> None:
-        self.fence.write_json(self.path / "config.json", {**config.to_json(), "meaning": config.meaning()})
-        self.fence.write_json(self.path / "environment.json", environment(world))
-        self.fence.write(self.path / "split.json", lambda path: shutil.copyfile(config.split, path))
-
-    def save_best(self, model: nn.Module, facts: dict[str, Any]) -> None:
-        """The kept weights, with what is needed to use them: classes, thresholds, sampling rate, length, width."""
-        state = {name: t for name, t in model.state_dict().items() if not name.startswith("auxiliary.")}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        metadata = {name: json.dumps(value) for name, value in facts.items()}
-        self.fence.write(self.best, lambda path: save_file(tensors, path, metadata))
-
-    def restore_best(self, kept: Path) -> None:
-        """Back to the weights that a checkpoint kept: those here may be of a step that is now to be done again."""
-        self.fence.write(self.best, lambda path: shutil.copyfile(kept, path))
-
-    def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
-        (self.path / "predictions").mkdir(exist_ok=True)
-        p, z = predictions.probabilities.astype(np.float32), predictions.features.astype(np.float32)
-        name = f"predictions/{part}.npz"
-        self.save_arrays(name, ids=np.array(ids), labels=predictions.labels, probabilities=p, features=z)
-
-    def save_arrays(self, name: str, **arrays: NDArray[Any]) -> None:
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-
-        self.fence.write(self.path / name, write)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the model card, then the result: its presence means that the run is finished."""
-        self.fence.write_text(self.path / "model_card.md", model_card(result))
-        self.fence.write_json(self.path / "result.json", result)
-
-
-def start_of(config: Config, split: str, ranks: Ranks, member: int = 0) -> Config:
-    """The supervised run that `config` starts from, or another member of its committee: one of the same meaning in the folder
-    of runs, whatever it is called; else a new one, under the run's tag if the plain name is taken. Rank 0 looks, all ranks
-    use what it found."""
-    start = config.supervised(member)
-    if ranks.main:
-        found = config.runs.glob(f"{glob.escape(split)}.supervised*/config.json")
-        # Finished ones first: of two that mean the same, the other may be at work in a job of its own.
-        paths = sorted(found, key=lambda path: not (path.parent / "result.json").is_file())
-        records = [json.loads(path.read_text()) for path in paths]
-        fitting = [record for record in records if record["meaning"] == start.meaning()]
-        if fitting:
-            start = dataclasses.replace(start, name=fitting[0]["name"], tag=fitting[0]["tag"])
-        elif any((record["tag"], record["name"]) == (start.tag, "") for record in records):
-            start = dataclasses.replace(start, tag=",".join(filter(None, [config.tag, start.tag])))
-    names = [start.name, start.tag]
-    if ranks.world > 1:
-        dist.broadcast_object_list(names, src=0)
-    return dataclasses.replace(start, name=names[0], tag=names[1])
-
-
-def _first_difference(old: dict[str, Any], new: dict[str, Any], where: str = "") -> str:
-    for key, value in new.items():
-        before = old.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if found := _first_difference(before, value, f"{where}{key}."):
-                return found
-        elif before != value and key not in ("split", "shards", "runs", "name", "tag"):
-            return f"{where}{key} was {before!r}, is {value!r}"
-    return ""
-
-
-def model_card(result: dict[str, Any]) -> str:
-    """What the model is, what it was trained on, how good it is and what it must not be used for."""
-    test = result["test"]
-    rows = "\n".join(
-        f"| {name} | {v['ap']:.3f} | {v['auc']:.3f} | {v['recall']:.3f} | {v['precision']:.3f} | {v['threshold']:.3f} |"
-        for name, v in test["per_class"].items()
-        if name not in test["absent"]
+def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts: Sequence[RunFolder]) -> Run:
+    """Build a run. It starts from the finished runs `starts`: the weights of the first, the predictions of all."""
+    fingerprint = config.fingerprint()
+    config = fitted(config, len(split.parts["labelled"]), len(split.parts["unlabelled"]))
+    store = open_store(config, split)
+    length = store.preprocess.length
+    require(config.augment.crop <= length, "augment.crop", config.augment.crop, f"at most {length}, as the shards have")
+    labels = split.all_labels(store)
+    rows = {part: store.rows(ids) for part, ids in split.parts.items()}
+    if config.method.knows_all_labels:
+        hidden = known(labels["unlabelled"])  # nobody knows those of the others
+        rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"][hidden]])
+        labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"][hidden]])
+    if (
+        not config.method.needs_labels
+    ):  # it uses the signals of the whole training part; validation and test stay unseen
+        rows["unlabelled"] = np.concatenate([rows["labelled"], rows["unlabelled"]])
+        labels["unlabelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
+    seed = (config.seed or split.seed) + 1000 * config.member
+    dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
+    y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
+    y_b = y_b.masked_fill(y_b == UNKNOWN, torch.nan)
+    learner = build_learner(config, ranks, y_b, len(rows["unlabelled"]), seed, [load_file(s.best) for s in starts])
+    share = (ranks.rank, ranks.world)
+    labelled = unlabelled = None
+    if config.method.needs_labels:
+        loaded = LoadedPart(store, rows["labelled"])
+        labelled = Stream(loaded, np.arange(len(loaded.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+    if config.method.uses_unlabelled:
+        batch, window = config.optim.unlabelled_batch, config.data.window or None
+        unlabelled = Stream(store, rows["unlabelled"], batch, 4 * seed + UNLABELLED, *share, window)
+    must_match = {"configuration": fingerprint, "manifest": digest(split.manifests), "split": split.sha256}
+    logger = RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence)
+    if learner.bank:
+        logger.say(learner.bank.describe())
+    return Run(
+        config=config,
+        fingerprint=fingerprint,
+        ranks=ranks,
+        folder=folder,
+        split=split,
+        store=store,
+        seed=seed,
+        learner=learner,
+        labels=labels,
+        rows=rows,
+        y_b=y_b,
+        weight_b=annotation_weights(y_b),
+        labelled=labelled,
+        unlabelled=unlabelled,
+        augment=ECGAugment(config.augment),
+        logger=logger,
+        checkpointer=Checkpointer(folder.path / "checkpoints", must_match, folder.fence),
+        diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
+        finite=FiniteCheck(ranks.device),
+        starts=[start.path.name for start in starts],
     )
-    names = ("map", "macro_auc", "macro_gbeta", "ranking_loss", "hamming_loss", "coverage")
-    values = " | ".join(f"{test[name]:.3f}" for name in names)
-    return f"""# {result["name"]}
-
-Multi-label 12-lead ECG classifier ({", ".join(result["classes"])}), trained with {result["method"]} on
-{", ".join(result["databases"])} ({result["protocol"]} protocol, {result["ratio"]:.1%} of the training part labelled, seed
-{result["seed"]}). The weights are those of step {result["best_step"]}, chosen by validation MAP; thresholds maximise F2 on
-the validation part. The test part chose nothing.
-
-| test | MAP | macro AUC | macro G-beta | ranking loss | Hamming loss | coverage |
-| --- | --- | --- | --- | --- | --- | --- |
-| | {values} |
-
-| class | AP | AUC | recall | precision | threshold |
-| --- | --- | --- | --- | --- | --- |
-{rows}
-
-For research. Not a medical device: it has not been validated for any clinical decision. Recordings must be preprocessed as
-the training shards were (sampling rate, length, filter: see `best.safetensors`).
-"""

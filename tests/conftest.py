@@ -21,3 +21,13 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"real ECGs are not here ({SHARED})")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of one database of 200 recordings (`shards`) and its within split (`split.json`)."""
+    from tests.support.training import make_data  # torch is slow to import, and not every test needs it
+
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder

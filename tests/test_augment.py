@@ -1,4 +1,4 @@
-"""The views: against one transformation after another on each row, their laws, and independence of the batch."""
+"""The views against a loop over rows and transformations; their distributions; independence of the batch."""
 
 import dataclasses
 from collections import Counter
@@ -49,7 +49,7 @@ def noise_of(keys, length):
 
 
 def augment_reference(x, queue):
-    """Each row's transformations one after another, as the paper tells it; x [b, 12, T] as numpy."""
+    """Each row's transformations one after another, as in the paper; x [b, 12, T] as numpy."""
     out = []
     for i, row in enumerate(x):
         places = [(int(queue.order[i, k]), k) for k in range(4) if queue.used[i, k]]
@@ -66,7 +66,7 @@ def augment_reference(x, queue):
             if k == SHUFFLE:
                 row = row[lead]
             if k == NOISE:
-                # The noise is drawn as it lies in the end: take back what later transformations would do to it.
+                # The noise is drawn as it is in the result: undo what later transformations would do to it.
                 noise = queue.noise[i].to(torch.from_numpy(x).dtype).numpy() * x.dtype.type(queue.sigma)
                 if FLIP in order[place:]:
                     noise = noise[:, ::-1]
@@ -113,7 +113,7 @@ def test_known_draws_never_change():
 
 
 def test_all_queues_occur_with_their_probabilities():
-    """Weak: each with 1/4. Strong: 1, 2, 3, 4 transformations with 1, 21, 36, 6 of 64, all orders alike."""
+    """Weak: each with 1/4. Strong: 1, 2, 3, 4 transformations with 1, 21, 36, 6 of 64, all orders equally likely."""
     keys = keys_of(20_000)
     noise = torch.zeros(20_000, 12, 1)
 
@@ -222,7 +222,7 @@ def test_views_of_rows_whose_memory_is_not_contiguous():
 
 @pytest.mark.parametrize("pipeline", ["ecgaugment", "mild"])
 def test_granularity(pipeline):
-    """Once a batch: all rows share everything but the noise. For each signal: rows differ."""
+    """Per batch: all rows share everything but the noise. Per signal: rows differ."""
     keys, length = keys_of(64), 32
     noise = noise_of(keys, length)
     for key in map(keyed.batch_key, range(8), range(8), range(8)):

@@ -4,17 +4,19 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tyro
 
 from ecgmatch_dist import cli
-from ecgmatch_dist.config import Config
+from ecgmatch_dist.arguments import parse
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.methods.configs import ECGMatch, FixMatch, Supervised
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.methods.fixmatch import FixMatchSettings
+from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.presets import PRESETS
-from ecgmatch_dist.train import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -47,7 +49,8 @@ def test_a_mistake_is_one_line_and_not_a_traceback() -> None:
 
 
 def test_a_full_disk_is_one_line_and_not_a_traceback(tmp_path: Path) -> None:
-    write = "from ecgmatch_dist import cli, files; cli.resolve = lambda args: ('', lambda: files.write_text(PATH, TEXT), [])"
+    modules = "from ecgmatch_dist import cli; from ecgmatch_dist.files import atomic"
+    write = f"{modules}; cli.resolve = lambda args: ('', lambda: atomic.write_text(PATH, TEXT), [])"
     limit = "import resource, pathlib; TEXT = 'x' * 9999; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
     code = f"{limit}; PATH = pathlib.Path({str(tmp_path / 'table.csv')!r}); {write}; cli.main()"
     done = subprocess.run([sys.executable, "-c", code, "report"], capture_output=True, text=True, check=False)
@@ -62,14 +65,14 @@ def test_presets_and_overrides() -> None:
     assert parse([]) == PRESETS["paper"]()
     config = parse(["--preset", "tuned", "--optim.steps", "7", "--method.neighbours", "3"])
     assert config.optim.steps == 7
-    assert isinstance(config.method, ECGMatch)
+    assert isinstance(config.method, ECGMatchSettings)
     assert config.method.neighbours == 3
     assert config.model == PRESETS["tuned"]().model
-    assert isinstance(parse(["--method", "fixmatch"]).method, FixMatch)
-    assert parse(["--method=supervised"]) == Config(method=Supervised()).supervised()
-    with pytest.raises(UserError, match="--preset best: known are paper"):
-        parse(["--preset", "best"])
-    with pytest.raises(UserError, match="--method best: known are ecgmatch"):
+    assert isinstance(parse(["--method", "fixmatch"]).method, FixMatchSettings)
+    assert parse(["--method=supervised"]) == replace(PRESETS["paper"](), method=SupervisedSettings()).supervised()
+    with pytest.raises(UserError, match="--preset nothing: known are paper"):
+        parse(["--preset", "nothing"])
+    with pytest.raises(UserError, match="--method best: known are supervised"):
         parse(["--method", "best"])
 
 

@@ -1,20 +1,21 @@
-"""A part of any size on any number of ranks: the predictions and metrics of one process."""
+"""A part of any size on any number of ranks gives the predictions and metrics of one process."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from ranks import run_processes, run_threads
 from torch import Tensor, nn
 
 from ecgmatch_dist.data.stream import FiniteBatch, finite
 from ecgmatch_dist.evaluate import Predictions, predict
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
-from ecgmatch_dist.model import Output
+from ecgmatch_dist.network.backbones.base import Output
+from tests.support.ranks import run_processes, run_threads
 
 CLASSES = ["a", "b", "c"]
 
@@ -58,7 +59,7 @@ def measure(predictions: Predictions) -> dict[str, Any]:
     """All metrics, to ten digits."""
     thresholds = best_thresholds(predictions.labels, predictions.probabilities)
     found = compute_metrics(predictions.labels, predictions.probabilities, thresholds, CLASSES)
-    return dict(json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 10)))
+    return dict(json.loads(json.dumps(asdict(found)), parse_float=lambda text: round(float(text), 10)))
 
 
 def test_one_process_is_the_plain_forward() -> None:

@@ -1,36 +1,35 @@
-"""World size changes speed, never meaning: W ranks against one process on everything a run computes.
+"""The number of ranks changes the speed, never the result: W ranks against one process on everything a run computes.
 
 Dropout and augmentation are on.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ranks import run_processes, run_threads
-from shard_factory import make_shards
 from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.bank import MemoryBank, Neighbours
-from ecgmatch_dist.batchnorm import convert_batchnorm
-from ecgmatch_dist.config import Augment, Model, Optim
+from ecgmatch_dist.bank.memory import Neighbours
+from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Stream, finite
-from ecgmatch_dist.distributed import world
+from ecgmatch_dist.distributed.collectives import world
+from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.evaluate import predict
-from ecgmatch_dist.methods.base import Views
-from ecgmatch_dist.methods.configs import ECGMatch as Settings
-from ecgmatch_dist.methods.ecgmatch import ECGMatch
+from ecgmatch_dist.learner import build_learner
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
-from ecgmatch_dist.model import build_model
-from ecgmatch_dist.schedule import build_optimizer
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.network.batchnorm import convert_batchnorm
+from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.network.student import Student
+from ecgmatch_dist.train import train_step
+from tests.support.ranks import run_processes, run_threads
+from tests.support.shard_factory import make_shards
 
 CPU = torch.device("cpu")
 # 3 shards; 70 unlabelled rows for batches of 64, so that every batch straddles an epoch and some rows come twice in one;
@@ -38,14 +37,13 @@ CPU = torch.device("cpu")
 RECORDINGS, B, U, C, D, K, STEPS = 150, 64, 64, 5, 8, 3, 3
 PARTS = {"labelled": np.arange(40), "unlabelled": np.arange(40, 110), "validation": np.arange(110, 147)}
 CLASSES = ["CD", "Rhythm", "STT", "Other", "Normal"]
-BUILDING = Lock()
 
 ROWS = {"ids_b", "ids_u", "weak", "strong", "neighbours", "scores", "votes", "pseudo_labels", "weights", "predictions"}
-"""What belongs to a rank's rows and is compared side by side; all else must be the same on every rank."""
+"""Values per row, concatenated over ranks; all others must be the same on every rank."""
 BITS = {"ids_b", "ids_u", "bank.written", "num_batches_tracked"}
-"""Numbers that are counted, not computed."""
+"""Integers, which must be equal."""
 STORED = {"scores", "votes", "pseudo_labels", "weights", "bank.z", "bank.p"}
-"""What is, or is made from, the rows of the bank, which are fp32 whatever the run computes in."""
+"""Rows of the bank and what is computed from them. The bank is fp32 in every precision."""
 
 
 @pytest.fixture(scope="session")
@@ -55,8 +53,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Run:
-    """A run's parts, as job.py makes them, without its files."""
+class ExactRun:
+    """A run without files: a learner and streams of shards."""
 
     def __init__(self, rank: int, shards: Path, dtype: torch.dtype, shard_group: int) -> None:
         self.share, self.dtype = (rank, world()), dtype
@@ -65,16 +63,19 @@ class Run:
         y = np.array([[name in text.split() for name in CLASSES] for text in labels], np.uint8)
         self.labels = {part: y[rows] for part, rows in PARTS.items()}
         self.y_b = torch.from_numpy(self.labels["labelled"]).to(dtype)
-        optim = Optim(steps=STEPS)
-        with BUILDING:  # threads share torch's generator, from which initial weights are drawn
-            model = build_model(C, Model(width=D, heads=2, dropout=0.3), seed=1)
-        self.model = convert_batchnorm(model.to(dtype), "global")
-        precision = "fp64" if dtype == torch.float64 else "fp32"
-        self.student, self.teacher = Student(self.model, precision), Teacher(self.model, 0.9, precision)
-        self.bank = MemoryBank(len(PARTS["unlabelled"]), D, C, K, U, shard_group, backend="torch", overlap=False)
-        self.method = ECGMatch(Settings(neighbours=K), self.y_b, "weak")
-        self.optimizer = build_optimizer(optim, self.model)
-        self.augment = ECGAugment(Augment())
+        config = Config(
+            method=ECGMatchSettings(neighbours=K),
+            model=Model(width=D, heads=2, dropout=0.3),
+            optim=Optim(steps=STEPS, encoder_lr_scale=1.0, unlabelled_batch=U, teacher_momentum=0.9),
+            bank=Bank(shard_group=shard_group, backend="torch", overlap=False),
+            runtime=Runtime(device="cpu", precision="fp64" if dtype == torch.float64 else "fp32"),
+        )
+        ranks = Ranks(rank, world(), rank, world(), CPU)
+        self.learner = build_learner(config, ranks, self.y_b, len(PARTS["unlabelled"]), seed=1)
+        self.model, self.method, self.rate = self.learner.model, self.learner.method, config.optim.lr
+        assert self.learner.bank is not None
+        self.bank = self.learner.bank
+        self.augment = ECGAugment(config.augment)
         self.labelled = Stream(self.store, PARTS["labelled"], B, 5, *self.share)
         self.unlabelled = Stream(self.store, PARTS["unlabelled"], U, 6, *self.share)
 
@@ -93,13 +94,8 @@ class Run:
         found: list[Neighbours] = []
         collect = self.bank._collect
         self.bank._collect = lambda candidates: found.append(collect(candidates)) or found[0]  # type: ignore[func-returns-value,method-assign]
-        self.method.prepare(number, self.student, self.bank, self.whole_pass)
-        losses = self.method.losses(views, self.student, self.teacher, self.bank)
+        losses = train_step(self.learner, views, self.rate, self.whole_pass)
         self.bank._collect = collect  # type: ignore[method-assign]
-        self.optimizer.zero_grad()
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.teacher.update(self.model, number)
         # A rank's loss is the mean over its rows; their mean over the ranks is the loss of the global batch.
         out = {f"mean {name}": value.detach() for name, value in losses.items() if value.ndim == 0}
         out |= {name: losses[name] for name in ("pseudo_labels", "weights", "predictions")}
@@ -110,26 +106,26 @@ class Run:
 
     def state(self) -> dict[str, Tensor]:
         out = {f"student.{name}": t.clone() for name, t in self.model.state_dict().items()}
-        out |= {f"teacher.{name}": t.clone() for name, t in self.teacher.state_dict().items()}
+        out |= {f"teacher.{name}": t.clone() for name, t in self.learner.teacher.state_dict().items()}
         batches = finite(self.store, PARTS["validation"], 32, *self.share, readers=0)
         found = predict(self.model, batches, self.labels["validation"], CPU, self.dtype)
         thresholds = best_thresholds(found.labels, found.probabilities)
         metrics = compute_metrics(found.labels, found.probabilities, thresholds, CLASSES)
-        out |= {f"metric {name}": torch.tensor(value) for name, value in metrics.items() if isinstance(value, float)}
+        out |= {f"metric {name}": torch.tensor(value) for name, value in metrics.scalars().items()}
         return out | {"metric probabilities": torch.from_numpy(found.probabilities)}
 
 
 def run(rank: int, world: int, shards: Path, dtype: torch.dtype, shard_group: int) -> dict[str, Any]:
-    """All steps' values, the state at the end, and this rank's block of the bank."""
+    """The values of all steps, the state at the end, and this rank's block of the bank."""
     torch.set_num_threads(1)
-    parts = Run(rank, shards, dtype, shard_group)
+    parts = ExactRun(rank, shards, dtype, shard_group)
     steps = [parts.step(number) for number in range(STEPS)]
     block = {name: t.clone() for name, t in parts.bank.state().items()}
     return {"steps": steps, "state": parts.state(), "bank": block, "first copy": parts.bank.is_first_replica}
 
 
 def together(ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """What the ranks hold as one: their rows side by side, the blocks of the bank joined, their losses' means."""
+    """The ranks' results as one: rows and blocks of the bank concatenated, losses averaged."""
     out = {}
     for number in range(STEPS):
         for name in ranks[0]["steps"][number]:
@@ -153,9 +149,9 @@ def together(ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
 def compare(
     one: dict[str, Tensor], many: dict[str, Tensor], bound: float, stored: float, other_neighbours: float = 0.0
 ) -> float:
-    """Relative to the largest value of each tensor; returns the largest difference, for the record.
+    """Compare relative to the largest value of each tensor; return the largest difference, for display.
 
-    `other_neighbours`: the share of neighbours that may be others.
+    `other_neighbours`: the share of neighbours that may differ.
     """
     assert one.keys() == many.keys()
     largest = 0.0
@@ -205,7 +201,7 @@ def test_ranks_change_nothing_in_fp64(shards: Path, runner: Any, ranks: int, sha
 
 @pytest.mark.parametrize(("ranks", "shard_group"), [(2, 1), (8, 2)])
 def test_ranks_change_little_in_fp32(shards: Path, ranks: int, shard_group: int) -> None:
-    """Sums in another order. Before training all features are alike, so that now and then the next best is a neighbour."""
+    """Sums in another order. Before training all features are alike, so that a few neighbours differ."""
     results = run_threads(ranks, run, shards, torch.float32, shard_group, timeout=240)
     largest = compare(alone(shards, torch.float32), together(results), FP32, stored=FP32, other_neighbours=0.02)
     print(f"fp32, W = {ranks}, L = {shard_group}: {largest:.1e}")
@@ -230,11 +226,10 @@ def test_the_comparison_can_fail(shards: Path) -> None:
 
 
 def test_local_batchnorm_is_another_run(shards: Path) -> None:
-    """What the switch costs: the reason why it is not the default."""
+    """The error of local BatchNorm: the reason why it is not the default."""
 
     def body(rank: int, world: int, mode: Any) -> Tensor:
-        with BUILDING:
-            model = build_model(C, Model(width=D, heads=2, dropout=0.0), seed=1).double()
+        model = build_model(C, Model(width=D, heads=2, dropout=0.0), seed=1).double()
         student = Student(convert_batchnorm(model, mode), "fp64", mode)
         stream = Stream(ShardStore(shards, ["chapman"]), PARTS["unlabelled"], U, 6, rank, world)
         x = torch.from_numpy(stream[0].x).double()

@@ -1,4 +1,4 @@
-"""The same code on GPUs: these tests need CUDA, and skip without it. `pytest -m gpu`."""
+"""The GPU against the CPU: `pytest -m gpu`, skipped without CUDA."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from ecgmatch_dist import keyed
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.checkpoint import Checkpointer
+from ecgmatch_dist.bank.search import BACKENDS, available, exact_search, normalise
 from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
-from ecgmatch_dist.dealt import Rows
-from ecgmatch_dist.distributed import Ranks
+from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.learner import Learner, build_learner
-from ecgmatch_dist.methods.base import Views
-from ecgmatch_dist.methods.configs import ECGMatch
-from ecgmatch_dist.search import BACKENDS, available, exact_search, normalise
-from ecgmatch_dist.train import update
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.recovery.checkpoint import Checkpointer
+from ecgmatch_dist.recovery.dcp import Rows
+from ecgmatch_dist.train import train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 B, U, C, ROWS, LENGTH = 8, 16, 5, 301, 128
 CONFIG = Config(
-    method=ECGMatch(neighbours=3),
+    method=ECGMatchSettings(neighbours=3),
     model=Model(width=16, heads=2),
     optim=Optim(labelled_batch=B, unlabelled_batch=U),
     runtime=Runtime(precision="fp32"),
@@ -34,7 +34,7 @@ CONFIG = Config(
 
 
 def learn(device: str, rank: int = 0, world: int = 1, config: Config = CONFIG, steps: int = 3) -> dict[str, Tensor]:
-    """This rank's share of some steps on the same numbers everywhere: student, teacher and losses, on the host."""
+    """This rank's share of some steps on fixed inputs: student, teacher and weights of the pseudo-labels, on the CPU."""
     g = torch.Generator().manual_seed(0)
     x_b, x_u = (torch.randn(n, 12, LENGTH, generator=g) for n in (B, ROWS))
     labels = (torch.rand(B, C, generator=g) < 0.3).float().to(device)
@@ -46,7 +46,7 @@ def learn(device: str, rank: int = 0, world: int = 1, config: Config = CONFIG, s
         ids_u = ((torch.arange(U) * 7 + step) % ROWS).chunk(world)[rank]
         at = [t.to(device) for t in (x_b[ids_b], ids_b, x_u[ids_u], ids_u)]
         views = Views(at[0], labels[at[1]], at[1], at[2], at[3], ECGAugment(config.augment), 1, step)
-        losses = update(parts, views, 0.03, lambda: iter(()))
+        losses = train_step(parts, views, 0.03, lambda: iter(()))
         out[f"weights {step}"] = losses["weights"].cpu()
     return out | {n: t.cpu() for n, t in (parts.model.state_dict() | parts.teacher.state_dict()).items()}
 
@@ -72,9 +72,9 @@ def test_bf16_is_near() -> None:
     assert_near(learn("cuda", config=half), learn("cpu"), 5e-2)
 
 
-def test_search_behind_the_forward_changes_nothing() -> None:
-    behind, within = (learn("cuda", config=replace(CONFIG, bank=Bank(overlap=flag))) for flag in (True, False))
-    assert all(torch.equal(behind[f"weights {step}"], within[f"weights {step}"]) for step in (1, 2, 3))
+def test_search_in_the_background_changes_nothing() -> None:
+    background, inline = (learn("cuda", config=replace(CONFIG, bank=Bank(overlap=flag))) for flag in (True, False))
+    assert all(torch.equal(background[f"weights {step}"], inline[f"weights {step}"]) for step in (1, 2, 3))
 
 
 def _on_rank(rank: int, world: int, folder: str) -> None:
@@ -97,7 +97,7 @@ def test_two_ranks_over_nccl_are_one(tmp_path: Any, no_tf32: None) -> None:
 def test_a_checkpoint_is_copied_before_the_next_step(tmp_path: Path) -> None:
     w = torch.zeros(1 << 24, device="cuda")
     checkpointer = Checkpointer(tmp_path, {})
-    for step in range(2):  # the second time into memory that is there
+    for step in range(2):  # the second time into memory that is reused
         checkpointer.save(step, {"student": {"w": w}, "bank": {"z": Rows(w[None], 1, None)}}, {})
         w.fill_(step + 1)
         checkpointer.wait()
@@ -116,12 +116,13 @@ def test_keyed_randomness_is_the_cpu_s(draw: Callable[[Tensor, int, int], Tensor
         assert torch.equal(device, host)
 
 
-def test_faiss_finds_what_torch_finds() -> None:
+@pytest.mark.parametrize("name", ["faiss-gpu", "faiss-gpu-index"])
+def test_faiss_finds_what_torch_finds(name: str) -> None:
     device = torch.device("cuda")
-    if "faiss-gpu" not in available(device):
+    if name not in available(device):
         pytest.skip("no Faiss for GPUs")
     g = torch.Generator().manual_seed(0)
     q, z = (normalise(torch.randn(n, 32, generator=g)).to(device) for n in (50, 20_000))
-    found, expected = (exact_search(q, z, 5, BACKENDS[name]) for name in ("faiss-gpu", "torch"))
+    found, expected = (exact_search(q, z, 5, BACKENDS[name]) for name in (name, "torch"))
     assert torch.equal(found.rows, expected.rows)
     assert torch.equal(found.scores, expected.scores)

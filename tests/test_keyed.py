@@ -1,4 +1,4 @@
-"""Keyed randomness: the laws, independence, and that batching does not change a bit."""
+"""Keyed random numbers: distributions, independence, and the same bits in every batch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every equation against numbers worked out by hand and against slow loops; the correlation across ranks."""
+"""Every equation against numbers by hand and against slow loops; the correlation across ranks."""
 
 import copy
 import math
@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import run_processes, run_threads
 from torch import Tensor, nn
 
-from ecgmatch_dist import distributed, losses
+from ecgmatch_dist import losses
+from ecgmatch_dist.distributed import collectives
+from ecgmatch_dist.network.student import data_parallel
+from tests.support.ranks import run_processes, run_threads
 
 SIMILARITIES = get_args(losses.Similarity)
 
@@ -166,15 +168,15 @@ def ecgmatch_gradient(rank: int, world: int, layer: nn.Linear, x: Tensor, y: Ten
     """Equation 12 on this rank's equal share of the rows."""
     layer = copy.deepcopy(layer)
     share = slice(rank * len(x) // world, (rank + 1) * len(x) // world)
-    model = distributed.data_parallel(layer)
+    model = data_parallel(layer)
     logits = model(x[share])
-    R_u = losses.correlation(logits.sigmoid(), similarity, distributed.all_sum)
+    R_u = losses.correlation(logits.sigmoid(), similarity, collectives.all_sum)
     L_f = losses.correlation_alignment(losses.correlation(Y, similarity).to(R_u.dtype), R_u)
     L_u = losses.bce(logits, y[share], losses.neighbour_agreement(y[share]))
     loss = losses.total(losses.bce(logits, y[share].round()), L_u, L_f, 0.8, 1.2)
     torch.autograd.backward(loss)
     assert layer.weight.grad is not None
-    mean = distributed.all_sum_nograd(loss) / world
+    mean = collectives.all_sum_nograd(loss) / world
     return {"R_u": R_u.detach(), "L_f": L_f.item(), "loss": mean.item(), "gradient": layer.weight.grad.clone()}
 
 
@@ -201,7 +203,7 @@ def test_expected_is_the_cosine_of_labels_and_unbiased_for_probabilities() -> No
     truth = losses.correlation(y, "cosine")
     torch.testing.assert_close(losses.correlation(y, "expected"), truth, atol=1e-5, rtol=0)
     torch.testing.assert_close(losses.correlation(p, "expected"), truth, atol=5e-3, rtol=0)
-    assert (losses.correlation(p, "cosine") - truth).max() > 0.2  # what it is there to avoid
+    assert (losses.correlation(p, "cosine") - truth).max() > 0.2  # the bias that "expected" avoids
 
 
 def test_expected_without_positives_is_zero() -> None:

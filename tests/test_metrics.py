@@ -1,6 +1,7 @@
 """Metrics against scikit-learn, numbers by hand, and classes that are absent."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from ecgmatch_dist import metrics
+from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.errors import UserError
 
 CLASSES = ["CD", "Rhythm", "STT", "Other", "Normal"]
@@ -20,7 +22,7 @@ P = np.array([[0.9, 0.2, 0.6], [0.3, 0.8, 0.1], [0.7, 0.5, 0.4], [0.1, 0.2, 0.3]
 
 
 def test_by_hand() -> None:
-    got = metrics.compute_metrics(Y, P, np.full(3, 0.5), ["a", "b", "c"])
+    got = asdict(metrics.compute_metrics(Y, P, np.full(3, 0.5), ["a", "b", "c"]))
     # Pairs out of order: row 2 has its positive c below a and b (2 of 2); the other rows none.
     assert got["ranking_loss"] == pytest.approx((0 + 0 + 1 + 0) / 4)
     # How far one must go down the list to have all positives: 1, 2, 3; nothing to find in the last row.
@@ -34,7 +36,7 @@ def test_by_hand() -> None:
     # a: sorted 0.9+ 0.7- 0.3+ 0.1-: AP (1 + 2/3) / 2, AUC 3/4. b: the best is positive. c: 0.6- 0.4+: AP 1/2, AUC 2/3.
     assert got["map"] == pytest.approx((5 / 6 + 1 + 1 / 2) / 3)
     assert got["macro_auc"] == pytest.approx((3 / 4 + 1 + 2 / 3) / 3)
-    assert got["absent"] == []
+    assert got["absent"] == ()
     expected = {"ap": 1, "auc": 1, "gbeta": 0.5, "fbeta": 5 / 6, "precision": 0.5, "recall": 1, "prevalence": 0.25}
     assert got["per_class"]["b"] == pytest.approx({**expected, "threshold": 0.5})
 
@@ -55,14 +57,14 @@ def test_equal_to_scikit_learn(part: tuple[Any, Any]) -> None:
     y, p = part
     classes = CLASSES[: y.shape[1]]
     thresholds = np.linspace(0.2, 0.7, len(classes))
-    got = metrics.compute_metrics(y, p, thresholds, classes)
+    got = asdict(metrics.compute_metrics(y, p, thresholds, classes))
     hard = (p >= thresholds).astype(int)
     assert got["ranking_loss"] == pytest.approx(sk.label_ranking_loss(y, p))
     assert got["coverage"] == pytest.approx(sk.coverage_error(y, p))
     assert got["hamming_loss"] == pytest.approx(sk.hamming_loss(y, hard))
     assert got["accuracy"] == pytest.approx(sk.accuracy_score(y, hard))
     there = [c for c in range(len(classes)) if 0 < y[:, c].sum() < len(y)]
-    assert got["absent"] == [name for c, name in enumerate(classes) if c not in there]
+    assert list(got["absent"]) == [name for c, name in enumerate(classes) if c not in there]
     if there:
         y, p, hard = y[:, there], p[:, there], hard[:, there]
         assert got["map"] == pytest.approx(sk.average_precision_score(y, p, average="macro"))
@@ -80,7 +82,7 @@ def test_equal_to_scikit_learn(part: tuple[Any, Any]) -> None:
 def test_never_nan_and_plain_json(part: tuple[Any, Any]) -> None:
     y, p = part
     classes = CLASSES[: y.shape[1]]
-    got = metrics.compute_metrics(y, p, metrics.best_thresholds(y, p), classes)
+    got = asdict(metrics.compute_metrics(y, p, metrics.best_thresholds(y, p), classes))
     json.dumps(got, allow_nan=False)  # numpy numbers and nan are refused
     layout = {"ranking_loss", "hamming_loss", "coverage", "map", "macro_auc", "macro_gbeta", "macro_fbeta", "accuracy"}
     assert set(got) == layout | {"per_class", "absent"}
@@ -93,14 +95,14 @@ def test_never_nan_and_plain_json(part: tuple[Any, Any]) -> None:
 def test_absent_classes_are_stated_and_left_out() -> None:
     y, p = Y.copy(), P.copy()
     y[:, 1], y[:, 2] = 0, 1
-    got = metrics.compute_metrics(y, p, np.full(3, 0.5), ["a", "b", "c"])
-    assert got["absent"] == ["b", "c"]
+    got = asdict(metrics.compute_metrics(y, p, np.full(3, 0.5), ["a", "b", "c"]))
+    assert got["absent"] == ("b", "c")
     assert got["map"] == got["per_class"]["a"]["ap"] == pytest.approx(5 / 6)
     assert got["macro_gbeta"] == pytest.approx(1 / 4)
     assert got["per_class"]["b"]["ap"] is None
     assert (got["per_class"]["b"]["prevalence"], got["per_class"]["c"]["prevalence"]) == (0, 1)
-    nothing = metrics.compute_metrics(np.zeros_like(Y), p, np.full(3, 0.5), ["a", "b", "c"])
-    assert (nothing["map"], nothing["macro_auc"], nothing["absent"]) == (0, 0, ["a", "b", "c"])
+    nothing = asdict(metrics.compute_metrics(np.zeros_like(Y), p, np.full(3, 0.5), ["a", "b", "c"]))
+    assert (nothing["map"], nothing["macro_auc"], nothing["absent"]) == (0, 0, ("a", "b", "c"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -125,13 +127,43 @@ def test_the_boundary_recording_is_positive() -> None:
     y, p = np.array([[1], [1], [0]], np.uint8), np.array([[0.9], [0.6], [0.1]], np.float32)
     threshold = metrics.best_thresholds(y, p)
     assert threshold[0] == p[1, 0]
-    assert metrics.compute_metrics(y, p, threshold, ["a"])["macro_fbeta"] == 1
+    assert metrics.compute_metrics(y, p, threshold, ["a"]).macro_fbeta == 1
 
 
-def test_what_cannot_be_measured_is_said() -> None:
+def test_what_cannot_be_measured_is_an_error() -> None:
     with pytest.raises(UserError, match="part of the split is empty"):
         metrics.compute_metrics(Y[:0], P[:0], np.full(3, 0.5), ["a", "b", "c"])
     broken = P.copy()
     broken[1, 0] = np.nan
     with pytest.raises(UserError, match=r"1 of 4 predictions .* diverged"):
         metrics.best_thresholds(Y, broken)
+
+
+def test_labels_that_nobody_has_given_count_nowhere() -> None:
+    """By hand: two databases, of which the second annotates the first class only."""
+    y = np.array([[1, 0], [0, 1], [1, 0], [0, UNKNOWN], [1, UNKNOWN]], np.uint8)
+    p = np.array([[0.9, 0.2], [0.3, 0.8], [0.6, 0.7], [0.7, 0.99], [0.4, 0.01]])
+    thresholds = metrics.best_thresholds(y, p)
+    assert thresholds[1] == metrics.best_thresholds(y[:3], p[:3])[1] == 0.8
+    found = metrics.compute_metrics(y, p, np.array([0.5, 0.5]), ["A", "B"])
+    assert found.per_class["B"].ap == 1.0  # the fourth recording's 0.99 has no say
+    assert found.per_class["B"].prevalence == pytest.approx(1 / 3)
+    assert found.per_class["A"].prevalence == pytest.approx(3 / 5)
+    assert found.hamming_loss == pytest.approx(3 / 8)  # wrong: row 3 B, row 4 A, row 5 A
+    assert found.accuracy == pytest.approx(2 / 5)
+    assert found.ranking_loss == pytest.approx((0 + 0 + 1) / 5)  # row 3 ranks B above A
+    assert found.coverage == pytest.approx((1 + 1 + 2 + 0 + 1) / 5)
+    assert found.absent == ()
+    nobody = y.copy()
+    nobody[:, 1] = UNKNOWN
+    found = metrics.compute_metrics(nobody, p, np.array([0.5, 0.5]), ["A", "B"])
+    assert found.absent == ("B",)
+    assert found.map == found.per_class["A"].ap
+
+
+def test_a_recording_without_any_label_is_refused() -> None:
+    y = np.array([[1, 0], [0, 1], [UNKNOWN, UNKNOWN]], np.uint8)
+    with pytest.raises(UserError, match="1 of 3 recordings to measure on have no label"):
+        metrics.compute_metrics(y, np.full((3, 2), 0.5), np.array([0.5, 0.5]), ["A", "B"])
+    with pytest.raises(UserError, match="no label"):
+        metrics.best_thresholds(y, np.full((3, 2), 0.5))

@@ -1,93 +1,111 @@
-"""The keyed order: a bijection for any n, another one for any key, without a visible pattern."""
+"""One thread, one order: all collectives of a run are issued by the thread that trains, in the same order on all ranks.
 
-import numpy as np
+NCCL calls several threads on one device unsafe, and needs one order of the collectives. The one exception is a checkpoint,
+which DCP writes in a thread of its own, with a gloo group of its own: it never touches a GPU.
+"""
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
+import torch.testing._internal.distributed.multi_threaded_pg as threaded
 
-from ecgmatch_dist.data.order import Permutation, WindowPermutation
+from ecgmatch_dist.config import Bank, Config, Optim, methods
+from ecgmatch_dist.recovery.signals import Stopped
+from tests.support.method_trainer import METHODS, Trainer
+from tests.support.order import Call, recorded
+from tests.support.ranks import run_processes, run_threads
+from tests.support.training import run, tiny
 
-
-@given(n=st.integers(1, 3000), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 10**9))
-@settings(deadline=None)
-def test_bijective_for_any_n(n: int, seed: int, epoch: int) -> None:
-    rows = Permutation(n, seed, epoch)(np.arange(n))
-    assert rows.dtype == np.int64
-    assert np.array_equal(np.sort(rows), np.arange(n))
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 66_000, 2**16, 2**16 + 1, 1_000_003])
-def test_bijective_at_the_edges(n: int) -> None:
-    seen = np.zeros(n, bool)
-    seen[Permutation(n, 20, 3)(np.arange(n))] = True
-    assert seen.all()
+CHECKPOINT = "checkpoint"
 
 
-@given(n=st.integers(1, 10**15), seed=st.integers(0, 100), data=st.data())
-@settings(deadline=None)
-def test_a_slice_is_the_same_wherever_it_is_asked(n: int, seed: int, data: st.DataObject) -> None:
-    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
-    permutation = Permutation(n, seed, 1)
-    together = permutation(positions)
-    assert ((together >= 0) & (together < n)).all()
-    assert [int(permutation(np.array([p]))[0]) for p in positions] == together.tolist()
-    assert len(set(together.tolist())) == len(set(positions.tolist()))
+def _on_rank(rank: int, world: int, configs: list[Config], until: str) -> list[list[Call]]:
+    """Runs one after the other, each to its end or to the deadline."""
+    torch.set_num_threads(1)
+    os.environ["ECGMATCH_STOP_AT"] = until
+    out = []
+    for config in configs:
+        with recorded() as calls, suppress(Stopped):
+            run(config)
+        main = threading.get_ident()
+        out.append([call._replace(thread=int(call.thread == main)) for call in calls])
+    return out
 
 
-def test_seed_epoch_and_part_are_keys() -> None:
-    at = np.arange(1000)
-    orders = [Permutation(1000, s, e, p)(at) for s, e, p in [(20, 0, 0), (21, 0, 0), (20, 1, 0), (20, 0, 1)]]
-    for i, one in enumerate(orders):
-        for other in orders[:i]:
-            assert (one == other).sum() < 12  # a random pair agrees at one place on average
+def check(ranks: list[list[Call]]) -> None:
+    """One thread, one order, equal on all ranks."""
+    for calls in ranks:
+        elsewhere = [call for call in calls if not call.thread and call.group != CHECKPOINT]
+        assert elsewhere == [], "not issued by the thread that trains"
+    orders = [[call[1:] for call in calls if call.thread] for calls in ranks]
+    assert len(orders[0]) > 10
+    for rank, order in enumerate(orders):
+        assert order == orders[0], f"rank {rank} has another order than rank 0"
 
 
-@pytest.mark.parametrize("n", [1000, 1024, 66_000])
-def test_no_visible_pattern(n: int) -> None:
-    """Lag-1 and between-epoch correlation, and the means of blocks, as of a random permutation (5 standard errors)."""
-    orders = np.stack([Permutation(n, 7, epoch)(np.arange(n)) for epoch in range(8)]).astype(float)
-    z = (orders - (n - 1) / 2) / orders.std(1, keepdims=True)
-    limit = 5 / np.sqrt(n)
-    assert np.abs((z[:, 1:] * z[:, :-1]).mean(1)).max() < limit
-    assert np.abs((z * np.linspace(-1.7, 1.7, n)).mean(1)).max() < limit
-    between = z @ z.T / n - np.eye(8)
-    assert np.abs(between).max() < limit
-    blocks = z[:, : n // 50 * 50].reshape(8, 50, -1).mean(2)
-    assert np.abs(blocks).max() < 5 / np.sqrt(n // 50)
+@pytest.mark.timeout(900)  # every method on four ranks of two cores
+@pytest.mark.parametrize("shard_group", [2, "world"])
+def test_whole_runs_on_four_processes(data: Path, tmp_path: Path, shard_group: Any) -> None:
+    """Every method; stopped after a step or two, resumed on as many ranks, and run to the end."""
+    optim = Optim(steps=4, labelled_batch=8, unlabelled_batch=16)
+    names = methods() if shard_group == 2 else {"ecgmatch": methods()["ecgmatch"]}
+    configs = [
+        tiny(data, tmp_path, method(), optim=optim, pretrain=optim, init="scratch", bank=Bank(shard_group=shard_group))
+        for method in names.values()
+    ]
+    configs = [config.settled() for config in configs]
+    for until in ("1", "inf"):
+        ranks = run_processes(4, _on_rank, configs, until, timeout=800)
+        for number, config in enumerate(configs):
+            check([calls[number] for calls in ranks])
+            groups = {call.group for call in ranks[0][number]}
+            assert ("bank/within" in groups) == (config.method.name in ("ecgmatch",))
+    for config in configs:
+        text = (tmp_path / config.run_name("within-chapman@0.2.s20") / "log.txt").read_text()
+        assert "resumed at step" in text
 
 
-def test_tiny_permutations_all_occur() -> None:
-    seen = {tuple(Permutation(4, seed, 0)(np.arange(4)).tolist()) for seed in range(1000)}
-    assert len(seen) == 24
+def _steps(rank: int, world: int, settings: Any, shard_group: int, resumed: bool) -> int:
+    """A few steps in this thread; after a resume, the bank is loaded instead of filled. Returns the thread."""
+    bank = Bank(shard_group=shard_group, backend="torch", overlap=True)
+    trainer = Trainer(rank, world, settings, bank=bank)
+    if resumed:
+        before, trainer = trainer, Trainer(rank, world, settings, bank=bank)
+        before.one()
+        trainer.step = before.step
+        trainer.method.load_state_dict(before.method.state_dict())
+        if trainer.bank and before.bank:
+            trainer.bank.load(before.bank.state())
+    for _ in range(2):
+        trainer.one()
+    return threading.get_ident()
 
 
-@given(
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
-    window=st.integers(1, 14),
-    seed=st.integers(0, 50),
-    epoch=st.integers(0, 5),
-)
-@settings(deadline=None)
-def test_windows_are_bijective_and_keep_to_their_shards(sizes: list[int], window: int, seed: int, epoch: int) -> None:
-    order = WindowPermutation(np.array(sizes), window, seed, epoch)
-    n = sum(sizes)
-    rows = order(np.arange(n))
-    assert np.array_equal(np.sort(rows), np.arange(n))
-    shard_of_row = np.repeat(np.arange(len(sizes)), sizes)
-    for position in range(n):
-        assert shard_of_row[rows[position]] in order.shards_of(order.window_of(position))
-    used = [shard for w in range(-(-len(sizes) // window)) for shard in order.shards_of(w)]
-    assert sorted(used) == list(range(len(sizes)))
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("settings", METHODS, ids=lambda settings: settings.name)
+def test_steps_on_eight_threads(settings: Any, resumed: bool) -> None:
+    """DDP's all-reduces included."""
+    groups = (2, 8) if settings.name == "ecgmatch" else (8,)
+    for shard_group in groups:
+        with recorded(threaded.ProcessLocalGroup) as calls:
+            mains = run_threads(8, _steps, settings, shard_group, resumed)
+        ranks = [[call._replace(thread=1) for call in calls if call.thread == main] for main in mains]
+        strangers = [call._replace(thread=0) for call in calls if call.thread not in mains]
+        check([ranks[0] + strangers, *ranks[1:]])
 
 
-def test_window_order_changes_with_the_epoch() -> None:
-    sizes = np.full(10, 20)
-    one, two = (WindowPermutation(sizes, 3, 1, epoch)(np.arange(200)) for epoch in (0, 1))
-    assert (one == two).sum() < 10
-
-
-def test_windows_of_one_epoch_are_mixed_differently() -> None:
-    order = WindowPermutation(np.full(4, 50), 1, 1, 0)
-    inside = order(np.arange(200)).reshape(4, 50) % 50
-    for i, one in enumerate(inside):
-        assert all((one == other).sum() < 10 for other in inside[:i])
+def test_the_check_can_fail() -> None:
+    order = [Call(1, "default_pg", "allreduce")] * 11
+    check([order, order])
+    with pytest.raises(AssertionError, match="not issued"):
+        check([order, [*order, Call(0, "bank/within", "allgather")]])
+    with pytest.raises(AssertionError, match="another order"):
+        check([order, [*order, Call(1, "bank/within", "allgather")]])
+    a, b = Call(1, "a", "barrier"), Call(1, "b", "barrier")
+    with pytest.raises(AssertionError, match="another order"):
+        check([[*order, a, b], [*order, b, a]])

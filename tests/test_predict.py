@@ -1,19 +1,23 @@
-"""Prediction of new recordings: what training saw is what prediction sees, and bad input is one line."""
+"""Prediction of new recordings: thresholds, nearest cases, the page, and one-line errors for bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import wfdb
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ecgmatch_dist import predict
 from ecgmatch_dist.config import Model
-from ecgmatch_dist.data.records import LEADS
+from ecgmatch_dist.data.preprocess import preprocess
+from ecgmatch_dist.data.recordings import LEADS
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.model import build_model
+from ecgmatch_dist.network.crops import places
+from ecgmatch_dist.network.model import build_model
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "predictions").mkdir(parents=True)
     model = build_model(5, Model(width=16, heads=2), seed=0)
-    facts = {
+    notes = {
         "classes": ["CD", "Rhythm", "STT", "Other", "Normal"],
         "scheme": "ecgmatch5",
         "thresholds": [0.0, 1.0, 0.5, 0.5, 0.5],
@@ -35,14 +39,16 @@ def run(tmp_path: Path) -> Path:
             "sequence": ["pad", "filter", "zscore"],
         },
         "model": {"width": 16, "heads": 2, "dropout": 0.5},
+        "step": 50,
     }
     state: dict[str, Tensor] = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / "best.safetensors", {name: json.dumps(value) for name, value in facts.items()})
+    save_file(state, folder / "best.safetensors", {name: json.dumps(value) for name, value in notes.items()})
     rng = np.random.default_rng(0)
     for part in ("labelled", "validation"):
         arrays = {
             "ids": np.array([f"chapman/{part}{i}" for i in range(20)]),
             "labels": np.eye(5, dtype=np.uint8)[np.arange(20) % 5],
+            "probabilities": np.full((20, 5), 0.5, np.float32),
         }
         np.savez(
             folder / "predictions" / f"{part}.npz", **arrays, features=rng.standard_normal((20, 16)).astype(np.float32)
@@ -70,7 +76,7 @@ def record(tmp_path: Path) -> Path:
 
 def test_thresholds_and_nearest_cases(run: Path, record: Path) -> None:
     predictor = predict.Predictor(run)
-    prediction = predictor(predict.read(record), nearest=4)
+    prediction = predictor(predict.read_record(record), nearest=4)
     assert "CD" in prediction.predicted  # threshold 0
     assert "Rhythm" not in prediction.predicted  # threshold 1
     similarity = [case.similarity for case in prediction.nearest]
@@ -103,10 +109,30 @@ def test_bad_input_is_one_line(run: Path, record: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not the weights of a run"):
         predict.Predictor(tmp_path)
     with pytest.raises(UserError, match="nothing-here"):
-        predict.read(tmp_path / "nothing-here")
+        predict.read_record(tmp_path / "nothing-here")
     record.with_suffix(".dat").write_bytes(record.with_suffix(".dat").read_bytes()[:1000])
     with pytest.raises(UserError, match="N1"):
-        predict.read(record)
+        predict.read_record(record)
     (run / "predictions" / "labelled.npz").unlink()
     with pytest.raises(UserError, match=r"labelled\.npz.*has not finished"):
         predict.Predictor(run)
+
+
+def test_a_longer_recording_is_seen_whole_by_a_network_of_crops(run: Path, record: Path, tmp_path: Path) -> None:
+    """Ten seconds and the same ten seconds with ten more: the paper's way does not see the difference."""
+    signal = wfdb.rdrecord(str(record.with_suffix(""))).p_signal
+    rng = np.random.default_rng(2)
+    longer = np.concatenate([signal, np.cumsum(rng.standard_normal((5000, 12)), axis=0) / 50 + signal[-1]])
+    kinds = {"fmt": ["16"] * 12, "adc_gain": [1000] * 12, "baseline": [0] * 12, "write_dir": str(tmp_path)}
+    wfdb.wrsamp("N2", 500, ["mV"] * 12, list(LEADS), longer, **kinds)
+    predictor = predict.Predictor(run)
+    assert "cropped" in predictor(predict.read_record(tmp_path / "N2"), 1).flags
+    predictor.crop = 512
+    prediction = predictor(predict.read_record(tmp_path / "N2"), 1)
+    assert "cropped" not in prediction.flags
+    x, _ = preprocess(longer.T, 500, replace(predictor.preprocess, length=2000))
+    x = torch.from_numpy(x.astype(np.float16).astype(np.float32))[None]
+    with torch.no_grad():
+        logits = [predictor.model(x[:, :, start : start + 512]).logits for start in places(2000, 512)]
+    expected = torch.stack(logits).mean(0).sigmoid()[0].tolist()
+    assert list(prediction.probabilities.values()) == pytest.approx(expected, rel=1e-3)

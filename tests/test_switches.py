@@ -1,4 +1,4 @@
-"""Switches of speed: bf16 keeps in fp32 what must be, fused and compiled compute what plain and eager do."""
+"""Speed options: bf16 leaves fp32 where it must, fused equals plain, compiled equals eager."""
 
 import shutil
 from functools import partial
@@ -6,29 +6,30 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_processes
 from torch import Tensor
 
 from ecgmatch_dist.bench.methods import Steps
-from ecgmatch_dist.config import Config, Model, Optim, Runtime
-from ecgmatch_dist.methods.configs import DST, ECGMatch, MethodConfig
-from ecgmatch_dist.model import build_model
-from ecgmatch_dist.schedule import build_optimizer
-from ecgmatch_dist.train import update
+from ecgmatch_dist.config import Config, MethodSettings, Model, Optim, Runtime
+from ecgmatch_dist.methods.dst import DSTSettings
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.network.optim import build_optimizer
+from ecgmatch_dist.train import train_step
+from tests.support.ranks import run_processes
 
 LENGTH, ROWS = 128, 40
 
 
-def config(method: MethodConfig, **runtime: Any) -> Config:
+def config(method: MethodSettings, **runtime: Any) -> Config:
     optim = Optim(labelled_batch=8, unlabelled_batch=16)
     return Config(method=method, model=Model(width=16, heads=2), optim=optim, runtime=Runtime(device="cpu", **runtime))
 
 
-def steps(method: MethodConfig, count: int = 2, **runtime: Any) -> tuple[Steps, list[float]]:
-    """What has learnt for some steps, and the losses."""
+def steps(method: MethodSettings, count: int = 2, **runtime: Any) -> tuple[Steps, list[float]]:
+    """Train for some steps; return the trained learner and the losses."""
     work, losses = Steps(config(method, **runtime), LENGTH, ROWS), []
     for _ in range(count):
-        out = update(work.learner, work.views(), 0.03, work.whole_pass)
+        out = train_step(work.learner, work.views(), 0.03, work.whole_pass)
         assert all(value.dtype in (torch.float32, torch.float64) for value in out.values())
         losses.append(out["loss"].item())
         work.number += 1
@@ -48,7 +49,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], bound: fl
 
 
 def test_bf16_leaves_losses_bank_and_optimiser_in_fp32() -> None:
-    method = ECGMatch(neighbours=3)
+    method = ECGMatchSettings(neighbours=3)
     half, full = steps(method, 3, precision="bf16"), steps(method, 3, precision="fp32")
     bank, optimizer = half[0].learner.bank, half[0].learner.optimizer
     assert bank is not None
@@ -79,20 +80,20 @@ def test_the_fused_optimiser_is_the_plain_one(optimizer: Any) -> None:
 
 
 def test_compiled_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the generation of code; DST has heads outside the compiled part. Saved weights go from one to the other."""
+    """Without code generation. DST has heads outside the compiled part. Weights of one load into the other."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    eager, losses = steps(DST())
-    compiled, found = steps(DST(), compile=True)
+    eager, losses = steps(DSTSettings())
+    compiled, found = steps(DSTSettings(), compile=True)
     assert found == pytest.approx(losses, rel=1e-5)
     assert_near(state(compiled), state(eager), 1e-3)
     assert not any("_orig_mod" in name for name in state(compiled))
-    resumed, _ = steps(DST(), 0)
+    resumed, _ = steps(DSTSettings(), 0)
     resumed.learner.model.load_state_dict(compiled.learner.model.state_dict())
 
 
 def _on_rank(rank: int, world: int, compile_: bool) -> tuple[dict[str, Tensor], list[float]]:
     torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
-    work, losses = steps(ECGMatch(neighbours=3), compile=compile_)
+    work, losses = steps(ECGMatchSettings(neighbours=3), compile=compile_)
     return state(work), losses
 
 
@@ -105,7 +106,7 @@ def test_compiled_is_eager_on_two_ranks() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_generated_code_is_eager() -> None:
-    """One block with the machine code that the compiler makes; the whole network would take minutes."""
+    """One block with generated machine code; the whole network would take minutes."""
     block = build_model(5, Model(width=8, heads=2), seed=0).blocks[0]
     x = torch.randn(4, 8, 1, 32)
     torch.testing.assert_close(torch.compile(block)(x), block(x), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The loop, end to end on tiny shards: a run's record, resuming to the bit, equality across ranks."""
+"""Whole runs on tiny shards: the files of a run, bit-exact resuming, the same result on any number of ranks."""
 
 import json
 import math
@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,95 +14,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_processes
 from safetensors.torch import load_file, save_file
-from shard_factory import CODES, make_shards, random_codes
 
-from ecgmatch_dist.checkpoint import Checkpoint, generation_and_step
-from ecgmatch_dist.config import Bank, Config, Evaluate, Model, Optim, Runtime
-from ecgmatch_dist.data.splits import make_split
-from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.distributed import Ranks, session
+from ecgmatch_dist.config import Bank, Config, Evaluate, Optim, Runtime
+from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.methods.configs import ECGMatch, MethodConfig, Supervised
-from ecgmatch_dist.monitor import Monitor
-from ecgmatch_dist.run import RunFolder, start_of
-from ecgmatch_dist.train import Stopped, train
-
-STEPS = 12
-
-
-def learnable(codes: list[str], length: int) -> np.ndarray:
-    """Every class is a wave of its own frequency in leads of its own, under noise."""
-    rng = np.random.default_rng(0)
-    t = np.arange(length) / length
-    x = rng.standard_normal((len(codes), 12, length))
-    for i, some in enumerate(codes):
-        for code in some.split():
-            c = CODES.index(code)
-            x[i, 2 * c : 2 * c + 2] += 2 * np.sin(2 * np.pi * (4 + 5 * c) * t + rng.uniform(0, 6.28))
-    return x
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of one database of 200 recordings and its within split."""
-    folder = tmp_path_factory.mktemp("data")
-    codes = random_codes(200)
-    make_shards(folder / "shards", "chapman", 200, 128, codes, signals=learnable(codes, 128), per_shard=64)
-    store = ShardStore(folder / "shards", ["chapman"])
-    make_split(store, "within", 0.2, 20, "ecgmatch5").save(folder / "split.json")
-    return folder
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.methods.supervised import SupervisedSettings
+from ecgmatch_dist.record.config_file import to_file
+from ecgmatch_dist.record.folder import RunFolder
+from ecgmatch_dist.record.logger import RunLogger
+from ecgmatch_dist.record.starts import find_start
+from ecgmatch_dist.recovery.signals import Signals, Stopped
+from ecgmatch_dist.train import train_run
+from tests.support.ranks import run_processes
+from tests.support.training import (
+    ENVIRONMENT,
+    STEPS,
+    assert_near,
+    assert_same_bits,
+    command,
+    final_state,
+    run,
+    tiny,
+    wait_for_step,
+)
 
 
-def tiny(data: Path, runs: Path, method: MethodConfig | None = None, **changes: Any) -> Config:
-    optim = Optim(steps=STEPS, labelled_batch=8, unlabelled_batch=16)
-    config = Config(
-        split=data / "split.json",
-        shards=str(data / "shards"),
-        runs=runs,
-        method=method or ECGMatch(neighbours=3),
-        model=Model(width=16, heads=2),
-        optim=optim,
-        pretrain=replace(optim, steps=6),
-        evaluate=Evaluate(every=4, batch=32),
-        runtime=Runtime(device="cpu", log_every=2, save_every=5, readers=1, threads=1),
-    )
-    return replace(config, **changes)
-
-
-def run(config: Config) -> Path:
-    with session("cpu") as ranks:
-        return train(config, ranks).path
-
-
-def final_state(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the last checkpoint, the banks in one piece, and the kept weights."""
-    last = max((folder / "checkpoints").glob("step-*"), key=generation_and_step)
-    kept = {f"best.{k}": v for k, v in load_file(folder / "best.safetensors").items()}
-    return kept | Checkpoint(last, {}).load({})
-
-
-def assert_same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert different == []
-
-
-def assert_near(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    """Equal as far as 64 bits go; the banks hold 32, where two nearly equal numbers may be rounded apart."""
-    assert a.keys() == b.keys()
-    for key in a:
-        bound = {"rtol": 1e-5, "atol": 1e-6} if key.startswith("bank.") else {"rtol": 1e-10, "atol": 1e-12}
-        torch.testing.assert_close(b[key], a[key], **bound, msg=lambda text, key=key: f"{key}: {text}")
-
-
-def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
+def test_a_run_writes_its_files(data: Path, tmp_path: Path) -> None:
     folder = run(tiny(data, tmp_path))
     assert folder.name == "within-chapman@0.2.s20.ecgmatch"
     for name in ("config.json", "environment.json", "split.json", "log.txt", "metrics.jsonl", "model_card.md"):
         assert (folder / name).stat().st_size > 0, name
-    # Whoever may read one file may read all: safetensors would write for the owner alone.
+    # All files have the same permissions: safetensors alone would write for the owner only.
     assert len({path.stat().st_mode for path in folder.rglob("*") if path.is_file()}) == 1
     assert list((folder / "tb").glob("events.*"))
     result = json.loads((folder / "result.json").read_text())
@@ -122,14 +64,14 @@ def test_a_run_is_a_record(data: Path, tmp_path: Path) -> None:
     train_records = [r for r in records if r["kind"] == "train"]
     assert [r["step"] for r in train_records] == list(range(2, STEPS + 1, 2))
     assert {"loss", "loss/b", "loss/u", "loss/f", "lr", "bank/age", "time/step"} <= train_records[0].keys()
-    assert [r["step"] for r in train_records if r["time/save"]] == [6, 12]  # behind the checkpoints of steps 5 and 10
+    assert [r["step"] for r in train_records if r["time/save"]] == [6, 12]  # after the checkpoints of steps 5 and 10
     validation = [r for r in records if r["kind"] == "validation"]
     assert [r["step"] for r in validation] == [4, 8, 12]
     assert {"map", "hidden/pseudo_map", "hidden/own_map", "weight/CD"} <= validation[0].keys()
 
 
 def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path: Path) -> None:
-    config = tiny(data, tmp_path, ECGMatch(neighbours=3, committee=2, memory=1.0))
+    config = tiny(data, tmp_path, ECGMatchSettings(neighbours=3, committee=2, memory=1.0))
     folder = run(config)
     first, second = (tmp_path / f"{folder.name.removesuffix('.ecgmatch')}.supervised{tag}" for tag in ("", ".member2"))
     one, two = (load_file(member / "best.safetensors") for member in (first, second))
@@ -143,40 +85,40 @@ def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path
 
 
 @pytest.mark.parametrize("done", ["a", "b"])
-def test_of_two_starts_that_mean_the_same_the_finished_one_is_taken(data: Path, tmp_path: Path, done: str) -> None:
-    """Two points of a grid may have one each. The other one is at work in a job of its own and must not be done here, too."""
+def test_of_two_equal_starts_the_finished_one_is_used(data: Path, tmp_path: Path, done: str) -> None:
+    """Two points of a grid may each have one. The unfinished one may be running in another job and must not be trained here."""
     config = tiny(data, tmp_path)
     for tag in ("a", "b"):
         start = replace(config.supervised(), tag=tag)
         folder = tmp_path / start.run_name("within-chapman@0.2.s20")
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({**start.to_json(), "meaning": start.meaning()}))
+        (folder / "config.json").write_text(json.dumps(to_file(start)))
         if tag == done:
             (folder / "result.json").touch()
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    assert start_of(config, "within-chapman@0.2.s20", alone).tag == done
+    assert find_start(config, "within-chapman@0.2.s20", alone).tag == done
 
 
 @pytest.mark.parametrize("name", ["log", "file"])
-def test_a_disk_that_fills_up_under_the_log_is_told_in_a_sentence(
+def test_a_disk_that_fills_up_is_reported_in_one_line(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What could not be written is tried once more when the file is closed: that error must not hide the first."""
-    usual = Monitor.start
+    """Closing the file tries to write again: that second error must not hide the first."""
+    usual = RunLogger.start
 
-    def start(self: Monitor, step: int) -> None:
+    def start(self: RunLogger, step: int) -> None:
         usual(self, step)
         getattr(self, name).close()
         setattr(self, name, Path("/dev/full").open("w"))  # noqa: SIM115
 
-    monkeypatch.setattr(Monitor, "start", start)
+    monkeypatch.setattr(RunLogger, "start", start)
     with pytest.raises(UserError, match=r"No space left on device.*Make room"):
         run(tiny(data, tmp_path, init="scratch"))
     assert not (tmp_path / "within-chapman@0.2.s20.ecgmatch" / "copies").exists()
 
 
 def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny(data, tmp_path, Supervised()).supervised()
+    config = tiny(data, tmp_path, SupervisedSettings()).supervised()
     folder = run(config)
     before = (folder / "result.json").stat().st_mtime_ns
     run(config)
@@ -187,7 +129,7 @@ def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pyt
 def _finished_on_rank(rank: int, world: int, config: Config) -> None:
     """The second rank's node does not see the result yet."""
     if rank == 1:
-        RunFolder.result = None  # type: ignore[method-assign, assignment]
+        RunFolder.finished = False  # type: ignore[method-assign, assignment]
     run(config)
 
 
@@ -199,8 +141,8 @@ def test_a_finished_run_is_left_alone_by_all_ranks_and_without_its_start(data: P
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_another_configuration_does_not_enter_the_folder(data: Path, tmp_path: Path) -> None:
-    config = tiny(data, tmp_path, Supervised()).supervised()
+def test_a_folder_with_another_configuration_is_refused(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, tmp_path, SupervisedSettings()).supervised()
     run(config)
     with pytest.raises(UserError, match=r"optim\.lr was 0\.03, is 0\.05.*--tag"):
         run(replace(config, pretrain=replace(config.pretrain, lr=0.05)).supervised())
@@ -208,59 +150,17 @@ def test_another_configuration_does_not_enter_the_folder(data: Path, tmp_path: P
 
 def test_it_learns(data: Path, tmp_path: Path) -> None:
     optim = Optim(optimizer="adamw", lr=3e-3, encoder_lr_scale=1.0, steps=60, labelled_batch=32, unlabelled_batch=32)
-    config = tiny(data, tmp_path, Supervised(), pretrain=optim, evaluate=Evaluate(every=20, batch=64)).supervised()
+    config = tiny(
+        data, tmp_path, SupervisedSettings(), pretrain=optim, evaluate=Evaluate(every=20, batch=64)
+    ).supervised()
     result = json.loads((run(config) / "result.json").read_text())
     prevalence = np.mean([values["prevalence"] for values in result["test"]["per_class"].values()])
     assert result["test"]["map"] > prevalence + 0.2
 
 
-def command(config: Config, ranks: int = 1) -> list[str]:
-    flags = [f"--{name}={value}" for name, value in flatten(config).items()]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    return [sys.executable, *launcher, "-m", "ecgmatch_dist.train", *flags]
-
-
-def flatten(config: Config) -> dict[str, Any]:
-    """The command line of the tiny configuration."""
-    optim, pretrain = config.optim, config.pretrain
-    return {
-        "split": config.split,
-        "shards": config.shards,
-        "runs": config.runs,
-        "model.width": 16,
-        "model.heads": 2,
-        "optim.steps": optim.steps,
-        "optim.labelled-batch": optim.labelled_batch,
-        "optim.unlabelled-batch": optim.unlabelled_batch,
-        "pretrain.steps": pretrain.steps,
-        "pretrain.labelled-batch": optim.labelled_batch,
-        "pretrain.unlabelled-batch": optim.unlabelled_batch,
-        "evaluate.every": config.evaluate.every,
-        "evaluate.batch": config.evaluate.batch,
-        "runtime.device": "cpu",
-        "runtime.log-every": 1,
-        "runtime.save-every": config.runtime.save_every,
-        "runtime.threads": 1,
-    }
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes], limit: float = 120) -> None:
-    end = time.time() + limit
-    path = folder / "metrics.jsonl"
-    while time.time() < end:
-        if path.exists() and any(f'"step": {s},' in path.read_text() for s in range(step, step + 20)):
-            return
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
-    raise AssertionError(f"step {step} was not reached within {limit} s")
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 @pytest.fixture(scope="session")
 def untouched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A run that nobody disturbs, in a process of its own."""
+    """An uninterrupted run in a process of its own."""
     optim = Optim(steps=40, labelled_batch=8, unlabelled_batch=16)
     config = tiny(data, tmp_path_factory.mktemp("untouched"), optim=optim)
     subprocess.run(command(config), check=True, env=ENVIRONMENT, capture_output=True)
@@ -303,16 +203,14 @@ def test_one_flipped_bit_in_the_latest_checkpoint_changes_nothing(data: Path, tm
     victim.write_bytes(content)
     run(tiny(data, tmp_path, init="scratch"))
     log = (folder / "log.txt").read_text()
-    assert (
-        "step-000012.1 is damaged (state/rank-00000.safetensors has another checksum than when it was written)" in log
-    )
+    assert "step-000012.1 is damaged (state/rank-00000.safetensors has the wrong checksum)" in log
     assert "resumed at step 10" in log
     assert_same_bits(expected, final_state(folder))
     assert not (folder / "copies").exists()
 
 
-def test_a_kept_model_of_a_later_step_is_not_taken_for_the_checkpoints(data: Path, tmp_path: Path) -> None:
-    """The run was killed behind its last checkpoint, when a model had been kept that the checkpoint does not know."""
+def test_a_checkpoint_restores_its_own_best_model(data: Path, tmp_path: Path) -> None:
+    """The run was killed after its last checkpoint and after a better model had been kept."""
     folder = run(tiny(data, tmp_path, init="scratch"))
     expected = final_state(folder)
     result = json.loads((folder / "result.json").read_text())
@@ -331,7 +229,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_before_the_supervised_ru
     config = tiny(data, tmp_path / "runs")
     config = replace(config, optim=replace(config.optim, **{name: 15}))
     with session("cpu") as ranks, pytest.raises(UserError, match=f"optim.{name} = 15: make it a multiple of 2"):
-        train(config, replace(ranks, world=2))
+        train_run(config, replace(ranks, world=2), Signals())
     assert not config.runs.exists()
     with pytest.raises(UserError, match=r"pretrain\.labelled_batch = 8"):
         tiny(data, tmp_path).supervised().check_shares(3)
@@ -362,8 +260,8 @@ def _train_a_little_on_rank(rank: int, world: int, config: Config, until: float)
         run(config)
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_order_and_the_same_banks(data: Path, tmp_path: Path) -> None:
-    """Two ranks begin, four with two copies of the banks go on, one ends: as if one had done it all."""
+def test_another_number_of_ranks_resumes_with_the_same_order_and_banks(data: Path, tmp_path: Path) -> None:
+    """Two ranks, then four with two copies of the banks, then one: the same result as one rank throughout."""
     runtime = Runtime(device="cpu", precision="fp64", log_every=1, save_every=0)
     one = tiny(data, tmp_path / "one", runtime=runtime, init="scratch")
     moved = replace(one, runs=tmp_path / "moved")

@@ -1,4 +1,4 @@
-"""`ecgmatch bench NAME`: measured side by side, in one run, with what one would use instead."""
+"""`ecgmatch bench NAME`: measurements side by side with the usual alternatives, in one process."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ from ecgmatch_dist.errors import UserError
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a benchmark: ours against another way to the same end; both in `unit`, both medians."""
+    """One line of a benchmark: our median against that of an alternative."""
 
     what: str
     other: str
@@ -31,10 +31,10 @@ class Comparison:
 
 
 def main(args: list[str]) -> None:
-    """The first word says which benchmark, the rest are its options."""
+    """The first word names the benchmark, the rest are its options."""
     known = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if not args or args[0] in ("-h", "--help"):
-        print(f"usage: ecgmatch bench NAME ...   (ecgmatch bench NAME --help tells more)\n\n  {' '.join(known)}")
+        print(f"usage: ecgmatch bench NAME ...   (options: ecgmatch bench NAME --help)\n\n  {' '.join(known)}")
         return
     if args[0] not in known:
         raise UserError(f"no benchmark `{args[0]}`: there are {', '.join(known)}")
@@ -43,7 +43,7 @@ def main(args: list[str]) -> None:
 
 
 def turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each way, turn by turn. They take turns, so that a slow moment meets all; the first turn only warms up."""
+    """Seconds of each way in each turn. The ways alternate, so that a slow moment hits all; the first turn is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
         for name, run in ways.items():
@@ -60,12 +60,12 @@ def interleave(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str,
 
 
 def faster(what: str, other: str, count: int, ours: float, theirs: float, note: str = "") -> Comparison:
-    """Both did `count` things, in so many seconds."""
+    """Rates of two ways that did `count` things in so many seconds."""
     return Comparison(what, other, count / ours, count / theirs, "1/s", theirs / ours, note)
 
 
 def show(title: str, rows: list[Comparison], to: Path | None) -> None:
-    """A table on the screen, and JSON in a file if one is named."""
+    """Print a table, and write the rows as JSON if a file is given."""
     table = Table(title=title, title_justify="left")
     for name in ("what", "ours", "instead", "theirs", "ratio"):
         table.add_column(name, justify="left" if name in ("what", "instead") else "right")

@@ -1,5 +1,5 @@
-"""Saving: the time that a run stands still for its checkpoints, against torch.save of the same state between two steps and
-against torch.distributed.checkpoint as it comes."""
+"""Saving: how long a checkpoint stops the training loop, against torch.save and against async_save of
+torch.distributed.checkpoint with its defaults."""
 
 import itertools
 import os
@@ -18,15 +18,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ecgmatch_dist.bench import Comparison, show
-from ecgmatch_dist.checkpoint import Checkpointer
 from ecgmatch_dist.config import Model, Optim
-from ecgmatch_dist.dealt import Parts
-from ecgmatch_dist.model import build_model
-from ecgmatch_dist.schedule import build_optimizer, pack_optimizer
+from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.network.optim import build_optimizer, pack_optimizer
+from ecgmatch_dist.recovery.checkpoint import Checkpointer
+from ecgmatch_dist.recovery.dcp import Parts
 
 
 def run_state(rows: int, width: int, classes: int) -> dict[str, dict[str, Tensor]]:
-    """What a run of this size saves: student, teacher, optimiser and the two banks."""
+    """The checkpoint of a run of this size: student, teacher, optimiser and the two banks."""
     model = build_model(classes, Model(width=width), seed=1)
     optimizer = build_optimizer(Optim(), model)
     for parameter in model.parameters():
@@ -37,9 +37,9 @@ def run_state(rows: int, width: int, classes: int) -> dict[str, dict[str, Tensor
     return {"student": weights, "teacher": weights, "optimizer": pack_optimizer(optimizer), "bank": bank}
 
 
-def steps(count: int, seconds: float, save: Callable[[], "Future[Any] | None"]) -> dict[str, float]:
-    """A training loop that computes for `seconds` a step and saves in the middle: how long the save held it up, and the longest
-    pause between two of its operations afterwards, when the files are being written."""
+def run_steps(count: int, seconds: float, save: Callable[[], "Future[Any] | None"]) -> dict[str, float]:
+    """A loop that computes for `seconds` per step and saves once in the middle. Returns how long the save stopped it ("stall"),
+    and the longest time between two of its operations while the files are written ("pause")."""
     x, pause, stall, saving = torch.randn(64, 64), 0.0, 0.0, None
     for step in range(count):
         if step == count // 2:
@@ -59,7 +59,7 @@ def steps(count: int, seconds: float, save: Callable[[], "Future[Any] | None"]) 
 
 
 def measure(state: Parts, folder: Path, seconds: float, repeats: int) -> dict[str, dict[str, float]]:
-    """Stall and longest pause of each way of saving, in milliseconds, medians; the ways take turns."""
+    """Stall and longest pause of each way of saving, medians in milliseconds; the ways alternate."""
     checkpointer, number = Checkpointer(folder / "ours", {}), itertools.count(1)
 
     def ours() -> "Future[Any] | None":
@@ -78,7 +78,7 @@ def measure(state: Parts, folder: Path, seconds: float, repeats: int) -> dict[st
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for _ in range(repeats):
         for way, save in {"ours": ours, "torch.save": plain, "async_save": theirs}.items():
-            found[way].append(steps(12, seconds, save))
+            found[way].append(run_steps(12, seconds, save))
     return {
         way: {kind: 1e3 * statistics.median(run[kind] for run in runs) for kind in ("stall", "pause")}
         for way, runs in found.items()
@@ -88,17 +88,19 @@ def measure(state: Parts, folder: Path, seconds: float, repeats: int) -> dict[st
 def main(
     rows: int = 66_000, width: int = 128, classes: int = 5, step: float = 0.25, repeats: int = 5, to: Path | None = None
 ) -> None:
-    """Time lost to a checkpoint of the paper's size, here.
+    """Time that a checkpoint of the paper's size costs on this machine.
 
     Args:
         rows: Rows of the memory banks (the four databases have 66,000 unlabelled recordings).
-        width: Of the network and of the banks.
+        width: Channels of the network and features of the banks.
         classes: Number of classes.
-        step: Seconds of a step.
+        step: Seconds per step.
         repeats: How often each way is measured.
-        to: Folder to write into, on the file system that is meant; default: the temporary one.
+        to: Folder on the file system to measure; default: the folder for temporary files.
     """
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # a core for those who write, as beside a GPU
+    torch.set_num_threads(
+        max(1, len(os.sched_getaffinity(0)) - 1)
+    )  # leave a core to the writing threads, as a GPU would
     state = run_state(rows, width, classes)
     size = sum(t.nbytes for part in state.values() for t in part.values()) / 2**20
     with tempfile.TemporaryDirectory(dir=to) as name:
@@ -108,20 +110,20 @@ def main(
         ours, other = middle["ours"][kind], middle[instead][kind]
         return Comparison(what, instead, ours, other, "ms", other / ours, note)
 
-    copied = "copied, then written and synced to disk behind the next steps"
+    copied = "copied, then written and synced to disk in the background"
     comparisons = [
-        row("the loop stands still", "torch.save", "stall", f"{copied}; torch.save does not sync"),
+        row("stop of the loop", "torch.save", "stall", f"{copied}; torch.save does not sync"),
         row(
-            "the loop stands still",
+            "stop of the loop",
             "async_save",
             "stall",
-            "torch.distributed.checkpoint as it comes: fresh memory each time",
+            "torch.distributed.checkpoint with its defaults: new memory each time",
         ),
         row(
-            "longest pause behind it",
+            "longest pause afterwards",
             "async_save",
             "pause",
-            "between two operations of the loop while files are written",
+            "between two operations of the loop, while files are written",
         ),
     ]
     show(f"A checkpoint of {size:.0f} MiB", comparisons, to=None)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,20 +22,20 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.bench import Comparison, faster, interleave, show
+from ecgmatch_dist.data.build import build, plan
 from ecgmatch_dist.data.databases import Recipe, load_recipe
-from ecgmatch_dist.data.manifest import read_dataset, read_manifest
-from ecgmatch_dist.data.records import RecordRef, find_records, read_recording
-from ecgmatch_dist.data.shards import build, plan
-from ecgmatch_dist.data.signals import PRESETS, Preprocess, pad_or_crop, preprocess
+from ecgmatch_dist.data.index import read_dataset, read_manifest
+from ecgmatch_dist.data.preprocess import PRESETS, Preprocess, pad_or_crop, preprocess
+from ecgmatch_dist.data.recordings import RecordRef, find_records, read_recording
+from ecgmatch_dist.data.shard import ShardJob, build_shard
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Stream
-from ecgmatch_dist.data.synthetic import make_databases
-from ecgmatch_dist.data.writer import ShardJob, build_shard
+from ecgmatch_dist.data.synthetic.databases import make_databases
 from ecgmatch_dist.errors import UserError
 
 BATCH = 64
-TIMED = 64  # recordings that are preprocessed and built in each turn
-TIMES = 8  # the larger database of the measurement of memory
+TIMED = 64  # recordings per turn of preprocessing and building
+TIMES = 8  # size of the larger database in the memory measurement
 
 
 Coefficients = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -77,10 +77,10 @@ def bench_preprocessing(refs: Sequence[RecordRef], settings: Preprocess, repeats
 
 
 def bench_building(job: ShardJob, repeats: int) -> list[Comparison]:
-    """From files to a shard, which is what each worker of `ecgmatch shards build` does; on one core."""
+    """From files to a shard, as each worker of `ecgmatch shards build` does it; on one core."""
 
     def ours() -> None:
-        (job.folder / f"{job.name}.csv").unlink(missing_ok=True)  # a shard without its table is built again
+        (job.folder / f"{job.name}.csv").unlink(missing_ok=True)  # without its table a shard is built again
         build_shard(job)
 
     def official(design: Callable[[Preprocess, float], Coefficients]) -> None:
@@ -100,8 +100,8 @@ def bench_building(job: ShardJob, repeats: int) -> list[Comparison]:
         "once": "the same, filter designed once",
     }
     note = (
-        "ours reads, preprocesses, hashes, and writes the tar through to the disk; the official recipe reads with wfdb, "
-        "preprocesses lead by lead, and is spared the writing"
+        "ours reads, preprocesses, hashes, and writes and syncs the tar; the official recipe reads with wfdb, "
+        "preprocesses lead by lead, and does not write"
     )
     count = len(job.refs)
     return [
@@ -111,7 +111,7 @@ def bench_building(job: ShardJob, repeats: int) -> list[Comparison]:
 
 
 def job_to_time(recipe: Recipe, raw: Path, out: Path, manifest: pd.DataFrame) -> ShardJob:
-    """One shard of the first recordings kept of the most frequent rate, which is also the shard's: no resampling."""
+    """One shard of the first recordings with the most frequent sampling rate, which stays: no resampling."""
     rate = int(manifest["rate"].mode()[0])
     settings = next((preset for preset in PRESETS.values() if preset.rate == rate), Preprocess(rate=rate))
     kept = set(manifest["key"][manifest["rate"] == rate][:TIMED])
@@ -120,7 +120,7 @@ def job_to_time(recipe: Recipe, raw: Path, out: Path, manifest: pd.DataFrame) ->
 
 
 def bench_reading(shards: Path, database: str, refs: list[RecordRef], repeats: int) -> list[Comparison]:
-    """All recordings of the shards once: batches in random order, one thread, against two readers in sequence."""
+    """All recordings once, in random batches on one thread, against two sequential readers."""
     store = ShardStore(shards, [database])
     stream = Stream(store, np.arange(len(store)), min(BATCH, len(store)), 0, 0, 1)
     urls = [str(shards / database / shard.name) for shard in store.shards]
@@ -150,7 +150,7 @@ def bench_reading(shards: Path, database: str, refs: list[RecordRef], repeats: i
 
 
 def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
-    """A database of `times` as many recordings without as many bytes: the same shards under other names."""
+    """A database with `times` as many recordings that takes no more disk: hard links to the same shards."""
     small, large = shards / database, out / database
     large.mkdir(parents=True)
     dataset, manifest = read_dataset(small), read_manifest(small)
@@ -161,31 +161,31 @@ def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
         lines.append(
             copy.assign(shard=rename + manifest["shard"]).to_csv(index=False, header=not i, lineterminator="\n")
         )
-        for shard in dataset["shards"]:
-            os.link(small / shard["name"], large / f"{rename}{shard['name']}")
-            listed.append({**shard, "name": f"{rename}{shard['name']}"})
+        for shard in dataset.shards:
+            os.link(small / shard.name, large / f"{rename}{shard.name}")
+            listed.append(replace(shard, name=f"{rename}{shard.name}"))
     text = "".join(lines)
     (large / "manifest.csv").write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    changed = {"recordings": len(manifest) * times, "shards": listed, "manifest_sha256": digest}
-    (large / "dataset.json").write_text(json.dumps({**dataset, **changed}))
+    larger = replace(dataset, recordings=len(manifest) * times, shards=tuple(listed), manifest_sha256=digest)
+    (large / "dataset.json").write_text(json.dumps(asdict(larger)))
 
 
 def peak_memory(root: Path, database: str) -> tuple[float, float]:
-    """MiB that a rank holds at most beyond its imports, and MiB of the database, measured in a process of its own."""
+    """Peak MiB of a rank beyond its imports, measured in a new process, and MiB of the database."""
     command = [sys.executable, "-m", "ecgmatch_dist.bench.data", str(root), database]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise UserError(f"the measurement of memory failed: {result.stderr.strip().splitlines()[-1]}")
+        raise UserError(f"the memory measurement failed: {result.stderr.strip().splitlines()[-1]}")
     peak, size = result.stdout.split()
     return float(peak), float(size)
 
 
 def measure_memory(root: str, database: str) -> None:
-    """What `peak_memory` starts: a number of batches of a stream, then this process's own high-water mark."""
+    """The process that `peak_memory` starts: reads batches, then prints its peak memory."""
 
     def high_water() -> int:
-        # Not getrusage: its maximum is inherited from the process that started this one.
+        # Not getrusage: its maximum is inherited from the parent process.
         match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         assert match
         return int(match[1])
@@ -203,7 +203,7 @@ def bench_memory(shards: Path, database: str, work: Path) -> Comparison:
     (small, small_size), (large, large_size) = (peak_memory(root, database) for root in (shards, work / "large"))
     batches = 6 * BATCH * 12 * ShardStore(shards, [database]).length * 2 / 2**20
     note = (
-        f"the databases are of {small_size:,.0f} and {large_size:,.0f} MiB, six batches of {BATCH} of {batches:.0f} MiB"
+        f"the databases have {small_size:,.0f} and {large_size:,.0f} MiB, six batches of {BATCH} have {batches:.0f} MiB"
     )
     other = f"{TIMES} times the database"
     return Comparison("peak memory of a rank", other, small, large, "MiB", small / large, note)
@@ -212,14 +212,14 @@ def bench_memory(shards: Path, database: str, work: Path) -> Comparison:
 def main(
     raw: Path | None = None, recipe: str = "chapman", recordings: int = 256, repeats: int = 7, json: Path | None = None
 ) -> None:
-    """Building, reading and memory of the data path, against what one would use instead.
+    """Building, reading and memory of the data path, against the official recipe, webdataset and wfdb.
 
     Args:
-        raw: Recordings to measure with, as for `ecgmatch shards build`; default: synthetic ones.
+        raw: Folder of recordings, as for `ecgmatch shards build`; default: synthetic ones.
         recipe: Recipe of the database in raw.
         recordings: Synthetic recordings to make.
-        repeats: Turns of each measurement; the median counts.
-        json: File for the numbers.
+        repeats: Turns per measurement; the median counts.
+        json: Write the numbers to this file.
     """
     if repeats < 1 or recordings < BATCH:
         raise UserError(f"--repeats {repeats} --recordings {recordings}: at least 1 and {BATCH}")

@@ -1,4 +1,4 @@
-"""More ranks: bytes that a step moves in each placement of the bank, what two ranks gain over one, what the bank takes."""
+"""More ranks: bytes per step in each placement of the bank, throughput of two ranks against one, share of the bank's work."""
 
 import importlib
 import json as json_
@@ -22,38 +22,38 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from ecgmatch_dist.bank import MemoryBank, step_bytes
+from ecgmatch_dist.bank.memory import MemoryBank, step_bytes
+from ecgmatch_dist.bank.search import Candidates
 from ecgmatch_dist.bench.methods import CLASSES, Steps
 from ecgmatch_dist.bench.search import random_rows
-from ecgmatch_dist.distributed import all_gather, rank, traffic, world
+from ecgmatch_dist.distributed.collectives import all_gather, rank, traffic, world
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import cpu
-from ecgmatch_dist.search import Candidates
 
 DIM, K, QUERIES = 128, 5, 448
 LENGTH = 1024  # of the cpu preset's shards
-CHUNK = 1 << 15  # rows gathered at a time: the bytes are the same, the memory is not
+CHUNK = 1 << 15  # rows gathered at a time, to save memory
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes that a rank received in a step."""
+    """Bytes received per rank and step."""
 
     ranks: int
     kind: str
     rows: int
     way: str
     counted: int
-    """By the code, from what it hands to the collectives."""
+    """By the code, from the sizes that it passes to the collectives."""
     sent: int | None
-    """By the kernel, of two processes: what one sends the other receives, and a few hundred bytes of headers."""
+    """By the kernel, with two processes: one sends what the other receives, plus a few hundred bytes of headers."""
     formula: int
     least: int
-    """If rows went to their owners alone and scores in fp32; what would still have to move."""
+    """What would still have to move if each row went only to its owner and scores were fp32."""
 
 
 def ways(world: int) -> dict[str, int | None]:
-    """Name of each placement -> its shard group L; None: no exchange at all, the whole bank is gathered."""
+    """Placement -> its shard group L; None: no exchange, the whole bank is gathered."""
     node = max(1, world // 2)
     return {
         "(a) whole bank gathered": None,
@@ -64,7 +64,7 @@ def ways(world: int) -> dict[str, int | None]:
 
 
 def formula(world: int, rows: int, group: int | None) -> tuple[int, int]:
-    """Bytes as the code should move them, and the least."""
+    """The bytes that the code should move, and the least possible."""
     if group is None:
         count = (world - 1) * -(-rows // world) * 4 * (DIM + CLASSES)
         return count, count
@@ -76,7 +76,7 @@ def formula(world: int, rows: int, group: int | None) -> tuple[int, int]:
 
 
 class NoSearch:
-    """Answers at once: only the bytes are counted, and they do not depend on who is found."""
+    """Returns zeros: only bytes are counted, and they do not depend on the neighbours found."""
 
     name = "none"
 
@@ -88,13 +88,13 @@ class NoSearch:
 
 
 def written() -> int:
-    """Bytes that this process has written to sockets and files, by the kernel's count."""
+    """Bytes that this process has written to sockets and files, counted by the kernel."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def count(rank: int, world: int, rows: int, group: int | None) -> tuple[int, int]:
-    """Bytes that this rank receives in a step, and that its process sends meanwhile."""
+def count_bytes(rank: int, world: int, rows: int, group: int | None) -> tuple[int, int]:
+    """Bytes that this rank receives in a step, and bytes that its process sends."""
     bank = MemoryBank(rows, DIM, CLASSES, K, QUERIES, group or world, backend="torch", overlap=False)
     bank.searcher = NoSearch()  # type: ignore[assignment]
     b = QUERIES // world
@@ -105,7 +105,7 @@ def count(rank: int, world: int, rows: int, group: int | None) -> tuple[int, int
     before = written()
     if group is None:
         block = torch.cat([bank.z[:-1], bank.p[:-1]], 1)
-        block = F.pad(block, (0, 0, 0, -(-rows // world) - len(block)))  # the last one may be shorter
+        block = F.pad(block, (0, 0, 0, -(-rows // world) - len(block)))  # the last block may be shorter
         for part in torch.split(block, CHUNK):
             all_gather(part, name="whole bank")
     else:
@@ -115,7 +115,7 @@ def count(rank: int, world: int, rows: int, group: int | None) -> tuple[int, int
 
 
 def on_threads(world: int, work: Callable[[int], tuple[int, int]]) -> list[tuple[int, int]]:
-    """work(rank) on `world` ranks that are threads and exchange real data."""
+    """Run work(rank) on `world` ranks, which are threads that exchange real data."""
     threaded: Any = importlib.import_module("torch.testing._internal.distributed.multi_threaded_pg")
     c10d: Any = torch._C._distributed_c10d
     store, results = c10d.HashStore(), [(-1, -1)] * world
@@ -141,7 +141,7 @@ def on_threads(world: int, work: Callable[[int], tuple[int, int]]) -> list[tuple
 def count_process(rank: int, world: int, folder: str, rows: tuple[int, ...]) -> None:
     torch.set_num_threads(1)
     join(rank, world, folder)
-    counts = [count(rank, world, n, group) for n in rows for group in ways(world).values()]
+    counts = [count_bytes(rank, world, n, group) for n in rows for group in ways(world).values()]
     if rank == 0:
         Path(f"{folder}/counts").write_text(json_.dumps(counts))
     dist.barrier()
@@ -155,31 +155,31 @@ def join(rank: int, world: int, folder: str) -> None:
 
 
 def bench_bytes(rows: tuple[int, ...], world: int, kind: str) -> list[Moved]:
-    """Every placement at every size; rank 0's bytes, which are every rank's."""
+    """Every placement at every size. All ranks move the same bytes, so those of rank 0 are returned."""
     places = [(n, way, group) for n in rows for way, group in ways(world).items()]
     if kind == "processes" and world > 1:
         with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
             spawn(count_process, (world, folder, rows), nprocs=world)  # type: ignore[no-untyped-call]
             counts = json_.loads(Path(f"{folder}/counts").read_text())
     elif world == 1:
-        counts = [count(0, 1, n, group) for n, _, group in places]
+        counts = [count_bytes(0, 1, n, group) for n, _, group in places]
     else:
-        counts = [on_threads(world, lambda r, n=n, g=g: count(r, world, n, g))[0] for n, _, g in places]  # type: ignore[misc]
+        counts = [on_threads(world, lambda r, n=n, g=g: count_bytes(r, world, n, g))[0] for n, _, g in places]  # type: ignore[misc]
     return [
         Moved(world, kind, n, way, counted, sent if kind == "processes" else None, *formula(world, n, group))
         for (n, way, group), (counted, sent) in zip(places, counts, strict=True)
     ]
 
 
-class Work(Steps):
-    """Steps of ECGMatch in the cpu preset, with a bank of so many rows that is searched behind the forward, or in the step."""
+class ECGMatchSteps(Steps):
+    """Steps of ECGMatch in the cpu preset. The bank is searched in the background, or within the step."""
 
     def __init__(self, rows: int) -> None:
         config = cpu()
         super().__init__(config, LENGTH, rows)
-        width, batch, behind = config.model.width, config.optim.unlabelled_batch, self.learner.bank
-        assert behind is not None
-        self.banks = {True: behind, False: MemoryBank(rows, width, CLASSES, K, batch, world(), overlap=False)}
+        width, batch, overlapped = config.model.width, config.optim.unlabelled_batch, self.learner.bank
+        assert overlapped is not None
+        self.banks = {True: overlapped, False: MemoryBank(rows, width, CLASSES, K, batch, world(), overlap=False)}
         for bank in self.banks.values():
             bank.z[:-1] = random_rows(bank.length, width, rank())
 
@@ -193,17 +193,17 @@ class Work(Steps):
 
 
 def work_process(rank: int, world: int, threads: int, folder: str, rows: int, orders: Connection) -> None:
-    """Does steps when it is told to, so that the other group of ranks can have the machine meanwhile."""
+    """A rank that takes a step on each order, so that two groups of ranks can share the machine in turns."""
     torch.set_num_threads(threads)
     if world > 1:
         join(rank, world, folder)
-    work = Work(rows)
+    steps = ECGMatchSteps(rows)
     while (overlap := orders.recv()) is not None:
-        orders.send(work.timed(overlap))
+        orders.send(steps.timed(overlap))
 
 
 def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
-    """One rank with two threads and two ranks with one thread take turns, step by step."""
+    """One rank with two threads alternates with two ranks with one thread each, step by step."""
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
         places = {"one": [(0, 1, 2)], "two": [(0, 2, 1), (1, 2, 1)]}
@@ -221,8 +221,8 @@ def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
                 for name, pipes in orders.items():
                     for pipe in pipes:
                         pipe.send(overlap)
-                    seconds = max(pipe.recv() for pipe in pipes)  # the slower rank's step is the step
-                    if turn:  # the first warms up
+                    seconds = max(pipe.recv() for pipe in pipes)  # the slower rank decides
+                    if turn:  # the first is a warm-up
                         times.setdefault((name, overlap), []).append(seconds)
         for pipes in orders.values():
             for pipe in pipes:
@@ -233,8 +233,8 @@ def bench_throughput(rows: int, repeats: int) -> dict[str, float]:
     ratios = [one[0] / two[0] for one, two in zip(times["one", True], times["two", True], strict=True)]
     apart = times["two", False]
     return {
-        "seconds a step, one rank with two threads": steps["one", True],
-        "seconds a step, two ranks with one thread": steps["two", True],
+        "seconds per step, one rank with two threads": steps["one", True],
+        "seconds per step, two ranks with one thread": steps["two", True],
         "throughput of two ranks over one": median(ratios),
         "share of the search, two ranks, not overlapped": median(search / step for step, search, _ in apart),
         "share of the exchange, two ranks, not overlapped, waiting included": median(
@@ -252,14 +252,14 @@ def main(
     parts: tuple[str, ...] = ("bytes", "throughput"),
     json: Path | None = None,
 ) -> None:
-    """Bytes a rank receives in each placement of the bank, counted; two ranks against one rank with two threads, timed.
+    """Bytes per rank in each placement of the bank, counted; two ranks against one rank with two threads, timed.
 
     Args:
-        rows: Sizes of the bank for the bytes.
-        bank: Rows of the bank while steps are timed.
-        repeats: Turns of each timing; the median counts.
+        rows: Rows of the bank where bytes are counted.
+        bank: Rows of the bank where steps are timed.
+        repeats: Turns per timing; the median counts.
         parts: bytes, throughput, or both.
-        json: File for the numbers.
+        json: Write the numbers to this file.
     """
     if repeats < 1 or min(*rows, bank) < QUERIES or not set(parts) <= {"bytes", "throughput"}:
         raise UserError(
@@ -270,7 +270,7 @@ def main(
     if "bytes" in parts:
         for world, kind in ((1, "processes"), (2, "processes"), (4, "threads"), (8, "threads")):
             moved += bench_bytes(rows, world, kind)
-        table = Table("ranks", "rows", "way", title=f"bytes a rank receives in a step of {QUERIES}, D = {DIM}")
+        table = Table("ranks", "rows", "way", title=f"bytes received per rank and step, {QUERIES} queries, D = {DIM}")
         for name in ("counted", "sent (kernel)", "formula", "least possible"):
             table.add_column(name, justify="right")
         for x in moved:

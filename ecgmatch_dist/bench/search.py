@@ -1,4 +1,4 @@
-"""The search and the exchange of the banks, against Faiss as it is installed, matmul and topk, gathering the bank."""
+"""The bank's search, against Faiss with its defaults and matmul with topk; its exchange, against gathering the bank."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from ecgmatch_dist.bank import MemoryBank, step_bytes
+from ecgmatch_dist.bank.faiss_backends import faiss_threads
+from ecgmatch_dist.bank.memory import MemoryBank, step_bytes
+from ecgmatch_dist.bank.search import BACKENDS, available, exact_search, normalise
 from ecgmatch_dist.bench import Comparison, interleave, show
-from ecgmatch_dist.distributed import all_gather
+from ecgmatch_dist.distributed.collectives import all_gather
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.search import BACKENDS, available, exact_search, faiss_threads, normalise
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -28,8 +29,8 @@ def random_rows(n: int, dim: int, seed: int) -> Tensor:
 
 
 @contextmanager
-def as_installed(threshold: int, block: int) -> Iterator[None]:
-    """Faiss with the settings that it came with."""
+def faiss_defaults(threshold: int, block: int) -> Iterator[None]:
+    """Faiss with its default settings."""
     variables = faiss_threads().cvar
     ours = variables.distance_compute_blas_threshold, variables.distance_compute_blas_database_bs
     variables.distance_compute_blas_threshold, variables.distance_compute_blas_database_bs = threshold, block
@@ -40,13 +41,13 @@ def as_installed(threshold: int, block: int) -> Iterator[None]:
 def bench_search(
     rows: int, queries: int, dim: int, k: int, repeats: int, defaults: tuple[int, int]
 ) -> list[Comparison]:
-    """One step's search, in every exact backend; ours includes the canonical scores and the check for lost ties."""
+    """One step's search in every exact backend. Ours includes the canonical scores and the check for lost ties."""
     q, z = random_rows(queries, dim, 1), random_rows(rows, dim, 2)
     flat = faiss_threads().IndexFlatIP(dim)
     flat.add(z.numpy())
 
     def faiss_default() -> None:
-        with as_installed(*defaults):
+        with faiss_defaults(*defaults):
             flat.search(q.numpy(), k)
 
     ways: dict[str, Callable[[], object]] = {"IndexFlatIP": faiss_default, "topk": lambda: (q @ z.T).topk(k, 1)}
@@ -54,14 +55,14 @@ def bench_search(
     ms = {name: 1e3 * seconds for name, seconds in interleave(ways, repeats).items()}
     out = []
     for name in available(CPU):
-        for other, label in (("IndexFlatIP", "faiss.IndexFlatIP as installed"), ("topk", "torch matmul, topk")):
+        for other, label in (("IndexFlatIP", "faiss.IndexFlatIP, defaults"), ("topk", "torch matmul, topk")):
             what = f"search of {rows:,} rows by {name}"
             out.append(Comparison(what, label, ms[name], ms[other], "ms", ms[other] / ms[name]))
     return out
 
 
 def exchange_rank(rank: int, folder: str, rows: int, queries: int, dim: int, k: int, repeats: int) -> None:
-    """One of two processes with one thread each; rank 0 writes what it measured."""
+    """One of two ranks with one thread each; rank 0 writes its times to a file."""
     torch.set_num_threads(1)
     limit = timedelta(minutes=5)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
@@ -84,14 +85,14 @@ def exchange_rank(rank: int, folder: str, rows: int, queries: int, dim: int, k: 
 
 
 def bench_exchange(rows: int, queries: int, dim: int, k: int, repeats: int) -> list[Comparison]:
-    """The collectives of a step on two ranks, next to gathering the other rank's half of the bank."""
+    """The collectives of a step on two ranks, against gathering the other rank's half of the bank."""
     with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as folder:
         spawn(exchange_rank, (folder, rows, queries, dim, k, repeats), nprocs=2)  # type: ignore[no-untyped-call]
         exchange, search, whole = map(float, Path(f"{folder}/milliseconds").read_text().split())
     what = f"exchange of {rows:,} rows, 2 processes"
     moved = sum(step_bytes(queries, dim, CLASSES, k, 2, 2).values()) / 2**20
     half = rows * dim * 4 / 2 / 2**20
-    note = f"each rank receives {moved:.2f} MiB a step instead of {half:.1f} MiB; its search takes {search:.1f} ms"
+    note = f"each rank receives {moved:.2f} MiB per step instead of {half:.1f} MiB; its search takes {search:.1f} ms"
     return [Comparison(what, "gathering the bank", exchange, whole, "ms", whole / exchange, note)]
 
 
@@ -107,11 +108,11 @@ def main(
 
     Args:
         rows: Sizes of the bank.
-        queries: The global unlabelled batch, even.
-        dim: Features of a row.
-        neighbours: K.
-        repeats: Turns of each measurement; the median counts.
-        json: File for the numbers.
+        queries: Global unlabelled batch, even.
+        dim: Features per row.
+        neighbours: Neighbours K.
+        repeats: Turns per measurement; the median counts.
+        json: Write the numbers to this file.
     """
     if repeats < 1 or queries < 2 or queries % 2 or min(rows) < queries:
         raise UserError(

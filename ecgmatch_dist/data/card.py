@@ -1,7 +1,8 @@
-"""The card of a database's shards: one HTML page without outside links, to look at what one is about to train on."""
+"""card.html: one page about a database's shards, without external links: counts, quality and pictures."""
 
 import base64
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,66 +12,104 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.signals import LEADS
+from ecgmatch_dist.data.index import Dataset
+from ecgmatch_dist.data.labels import known
+from ecgmatch_dist.data.preprocess import LEADS
 
 MARK = 5
-"""Standard deviations that are drawn as 1 mV."""
+"""Standard deviations drawn as 1 mV."""
 FOOTER = {
     "10 mm/mV": f"10 mm = {MARK} standard deviations",
     "amplitude: mV": "amplitude: standard deviations",
     "calibration: 1 mV": f"calibration: {MARK} standard deviations",
 }
-"""What ecg_plot writes below a picture, and what is right where the signal is z-scored."""
+"""What ecg_plot writes below a picture -> the right words for a z-scored signal."""
 
 
-def write_card(
+@dataclass(frozen=True)
+class ClassRow:
+    """One row of the table of classes."""
+
+    short: str
+    name: str
+    count: int
+    share: float
+    """Of all recordings with a diagnosis."""
+    expected: int | str
+    """Empty: not known."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table of classes that occur together."""
+
+    count: int
+    share: float
+    """Of the row's class."""
+
+
+@dataclass(frozen=True)
+class TogetherRow:
+    short: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Picture:
+    key: str
+    labels: str
+    flags: str
+    svg: str
+    """In base64."""
+
+
+def render_card(
     folder: Path,
-    dataset: dict[str, Any],
+    dataset: Dataset,
     manifest: pd.DataFrame,
     labels: NDArray[np.uint8],
     problems: list[str],
     differences: list[str],
 ) -> str:
-    """The page. `labels` [n, C] belong to the rows of `manifest`."""
+    """The page as HTML. `labels` [n, C], 1, 0 or UNKNOWN, belong to the rows of `manifest`. `differences`: what to look at."""
+    is_known = known(labels)
+    labels = (labels == 1).astype(np.uint8)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template("card.html.jinja").render(
-        title=dataset.get("title") or dataset["database"],
+        title=dataset.title or dataset.database,
         dataset=dataset,
         problems=problems,
         differences=differences,
-        classes=_classes(dataset, labels),
+        classes=_classes(dataset, labels[is_known]),
+        unknown=int((~is_known).sum()),
         together=_together(dataset, labels),
-        tables=_tables(folder, manifest, labels),
+        tables=_tables(folder, manifest, labels, is_known),
         pictures=_pictures(folder, dataset, manifest, labels) if not problems else [],
         mark=MARK,
     )
 
 
-def _classes(dataset: dict[str, Any], labels: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    expected = dataset["expected"]["classes"]
+def _classes(dataset: Dataset, labels: NDArray[np.uint8]) -> list[ClassRow]:
+    expected = dataset.expected.classes
     return [
-        {
-            "short": short,
-            "name": name,
-            "count": int(count),
-            "share": count / max(len(labels), 1),
-            "expected": expected.get(short, ""),
-        }
-        for short, name, count in zip(dataset["classes"], dataset["class_names"], labels.sum(axis=0), strict=True)
+        ClassRow(short, name, int(count), count / max(len(labels), 1), expected.get(short, ""))
+        for short, name, count in zip(dataset.classes, dataset.class_names, labels.sum(axis=0), strict=True)
     ]
 
 
-def _together(dataset: dict[str, Any], labels: NDArray[np.uint8]) -> list[dict[str, Any]]:
+def _together(dataset: Dataset, labels: NDArray[np.uint8]) -> list[TogetherRow]:
     counts = labels.astype(np.int64).T @ labels
     return [
-        {"short": short, "cells": [{"count": int(n), "share": n / max(row[c], 1)} for n in row]}
-        for c, (short, row) in enumerate(zip(dataset["classes"], counts, strict=True))
+        TogetherRow(short, [Cell(int(n), n / max(row[c], 1)) for n in row])
+        for c, (short, row) in enumerate(zip(dataset.classes, counts, strict=True))
     ]
 
 
-def _tables(folder: Path, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[tuple[str, list[tuple[str, int]]]]:
+def _tables(
+    folder: Path, manifest: pd.DataFrame, labels: NDArray[np.uint8], is_known: NDArray[np.bool_]
+) -> list[tuple[str, list[tuple[str, int]]]]:
     seconds = (manifest["samples"] / manifest["rate"]).round().astype(int)
     flags = Counter(flag for flags in manifest["flags"] for flag in flags.split())
     ages = pd.to_numeric(manifest["age"], errors="coerce").fillna(-1).floordiv(10).mul(10).astype(int)
@@ -81,7 +120,7 @@ def _tables(folder: Path, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> 
         ("Duration", _shortened([(f"{s} s", n) for s, n in _count(seconds)])),
         ("Quality flags", sorted(flags.items(), key=lambda item: _flag_order(item[0]))),
         ("Rejected", reasons.most_common()),
-        ("Classes a recording has", [(str(k), n) for k, n in _count(pd.Series(labels.sum(axis=1)))]),
+        ("Classes per recording", [(str(k), n) for k, n in _count(pd.Series(labels[is_known].sum(axis=1)))]),
         ("Age", [("not known" if a < 0 else f"{a}–{a + 9}", n) for a, n in _count(ages)]),
         ("Sex", [(str(sex) or "not known", int(n)) for sex, n in manifest["sex"].value_counts().items()]),
     ]
@@ -92,7 +131,7 @@ def _count(values: pd.Series) -> list[tuple[int, int]]:
 
 
 def _shortened(rows: list[tuple[str, int]], most: int = 12) -> list[tuple[str, int]]:
-    """The most frequent rows in their order, the others summed up."""
+    """The `most` frequent rows in their order, and the sum of the others."""
     kept = sorted(sorted(range(len(rows)), key=lambda i: -rows[i][1])[:most])
     others = sum(n for i, (_, n) in enumerate(rows) if i not in kept)
     return [rows[i] for i in kept] + ([("other", others)] if others else [])
@@ -103,10 +142,8 @@ def _flag_order(flag: str) -> tuple[str, int]:
     return kind, LEADS.index(lead) if lead in LEADS else -1
 
 
-def _pictures(
-    folder: Path, dataset: dict[str, Any], manifest: pd.DataFrame, labels: NDArray[np.uint8]
-) -> list[dict[str, str]]:
-    """One recording of each of the first five classes, if possible of no other class, and two with flags."""
+def _pictures(folder: Path, dataset: Dataset, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[Picture]:
+    """One recording of each of the first five classes, if possible without another class, and two with flags."""
     clean = (manifest["flags"] == "").to_numpy()
     rows: list[int] = []
     for c in range(min(labels.shape[1], 5)):
@@ -116,26 +153,26 @@ def _pictures(
     return [_picture(folder, dataset, manifest.iloc[row]) for row in dict.fromkeys(rows)]
 
 
-def _first(score: NDArray[Any]) -> list[int]:
+def _first(score: NDArray[np.generic]) -> list[int]:
     """The first row of highest score, if any is above zero."""
     return [int(score.argmax())] if len(score) and score.max() > 0 else []
 
 
-def _picture(folder: Path, dataset: dict[str, Any], record: "pd.Series[Any]") -> dict[str, str]:
-    shape = (len(LEADS), dataset["length"])
+def _picture(folder: Path, dataset: Dataset, record: "pd.Series[Any]") -> Picture:
+    shape = (len(LEADS), dataset.length)
     signal = np.fromfile(folder / record["shard"], "<f2", count=shape[0] * shape[1], offset=record["offset"])
-    end = min(10.0, record["samples"] / record["rate"], dataset["length"] / dataset["rate"])
+    end = min(10.0, record["samples"] / record["rate"], dataset.length / dataset.rate)
     chart = ecg_plot.plot(
         signal.reshape(shape).astype(float) / MARK,
-        sample_rate=dataset["rate"],
+        sample_rate=dataset.rate,
         lead_names=LEADS,
         layout="12lead",
         time_mode="sequential",
         window=(0, end),
         amplitude_range=(-1.5, 2.0),
     )
-    drawn = chart.to_svg()
+    svg = chart.to_svg()
     for volts, deviations in FOOTER.items():
-        drawn = drawn.replace(volts, deviations)
-    svg = base64.b64encode(drawn.encode()).decode()
-    return {"key": record["key"], "labels": record["labels"], "flags": record["flags"], "svg": svg}
+        svg = svg.replace(volts, deviations)
+    svg = base64.b64encode(svg.encode()).decode()
+    return Picture(record["key"], record["labels"], record["flags"], svg)

@@ -1,27 +1,28 @@
-"""Databases as recipes: one TOML file in `shards/` says where recordings and labels lie and what to expect of them."""
+"""Recipes: one TOML file in `shards/` per database. It says where recordings and labels are, and which counts to expect."""
 
 import re
-import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from ecgmatch_dist import recipes
-from ecgmatch_dist.data.labels import LabelScheme, check_keys, load_scheme
+from ecgmatch_dist import resources
+from ecgmatch_dist.data.labels import LabelScheme, check_annotates, load_scheme
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.strict import read_toml
 
 
 @dataclass(frozen=True)
 class LabelSource:
-    """Where codes, patient, age and sex of a recording stand. Fields `record` ... `sex` are the columns' names."""
+    """Where the codes, patient, age and sex of a recording are. `record` ... `sex` name the columns of the table.
 
-    source: str = "header"
+    A table may have several rows for a recording, one cell with its codes, or one column per class or code (0 and 1)."""
+
+    source: Literal["header", "csv"] = "header"
     """"header": the comments `Dx`, `Age`, `Sex` of each header; "csv": a table."""
     file: str = ""
     """The table, relative to the folder of recordings."""
     statements: str = ""
-    """PTB-XL's scp_statements.csv, against which the scheme's codes are checked."""
+    """PTB-XL's scp_statements.csv, which must agree with the scheme's codes."""
     record: str = "record"
     codes: str = "dx"
     patient: str = "patient"
@@ -29,12 +30,16 @@ class LabelSource:
     age: str = "age"
     sex: str = "sex"
     sex_values: dict[str, str] = field(default_factory=dict)
-    """What the table's values of `sex` mean."""
+    """The table's values of `sex` -> "Male" or "Female"."""
+    empty: Literal["unknown", "none"] = "unknown"
+    """An empty cell of codes means: nobody has looked (unknown), or somebody has, and found no class (none)."""
+    map: dict[str, str] = field(default_factory=dict)
+    """Your own words -> codes or names of classes of the scheme, separated by commas."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the database should give; None or empty where it is not known beforehand."""
+    """Counts that the database should have; None or empty where they are not known."""
 
     recordings: int | None = None
     kept: int | None = None
@@ -53,7 +58,10 @@ class Recipe:
     files: tuple[str, ...] = ("**/*.hea",)
     rename: tuple[tuple[str, str], ...] = ()
     scheme: str = "ecgmatch5"
-    unlabelled: str = ""
+    unlabelled: Literal["drop", "keep", ""] = ""
+    """Empty: as the scheme says."""
+    annotates: tuple[str, ...] = ()
+    """Short names of the classes that the database's readers look for; empty: all. Others are unknown, not absent."""
     labels: LabelSource = LabelSource()
     expected: Expected = Expected()
 
@@ -67,74 +75,33 @@ class Recipe:
         return stem
 
 
-RECIPE_KEYS: dict[str, type] = {
-    **dict.fromkeys(("database", "title", "url", "licence", "scheme", "unlabelled"), str),
-    **dict.fromkeys(("folders", "files", "rename"), list),
-    **dict.fromkeys(("labels", "expected"), dict),
-}
-LABEL_KEYS: dict[str, type] = {
-    **dict.fromkeys(("source", "file", "statements", "record", "codes", "patient", "fold", "age", "sex"), str),
-    "sex_values": dict,
-}
-EXPECTED_KEYS: dict[str, type] = {"recordings": int, "kept": int, "classes": dict}
-
-
 def load_recipe(name_or_path: str) -> Recipe:
     """The recipe of that name in `shards/`, or the one in a .toml file."""
-    path = recipes.find("shards", name_or_path)
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file ({error})") from None
-    return _parse(table, path)
-
-
-def _parse(table: dict[str, Any], path: Path) -> Recipe:
-    check_keys(table, RECIPE_KEYS, str(path), required=("database",))
-    labels, expected = table.get("labels", {}), table.get("expected", {})
-    check_keys(labels, LABEL_KEYS, f"{path}: [labels]")
-    check_keys(expected, EXPECTED_KEYS, f"{path}: [expected]")
-    if not re.fullmatch(r"\w+", table["database"], re.ASCII):
-        raise UserError(f'{path}: database = "{table["database"]}": use letters, digits and _ only')
-    source = LabelSource(**labels)
-    if source.source not in ("header", "csv"):
-        raise UserError(f'{path}: [labels] source = "{source.source}": give "header" or "csv"')
-    if source.source == "csv" and not source.file:
-        raise UserError(f'{path}: [labels] source = "csv" needs `file`')
-    if table.get("unlabelled", "") not in ("", "drop", "keep"):
-        raise UserError(f'{path}: unlabelled = "{table["unlabelled"]}": give "drop" or "keep"')
-    scheme = table.get("scheme", Recipe.scheme)
-    if scheme.endswith(".toml"):
-        scheme = str(path.parent / scheme)
-    recipe = Recipe(
-        **{key: table[key] for key in ("database", "title", "url", "licence", "unlabelled") if key in table},
-        folders=_strings(table.get("folders", Recipe.folders), "folders", path),
-        files=_strings(table.get("files", Recipe.files), "files", path),
-        rename=tuple(_pair(pair, path) for pair in table.get("rename", ())),
-        scheme=scheme,
-        labels=source,
-        expected=Expected(**expected),
-    )
-    short = recipe.load_scheme().short
-    for name in recipe.expected.classes:
-        if name not in short:
-            raise UserError(
-                f"{path}: [expected] classes: `{name}` is no class of {scheme}; known are {', '.join(short)}"
-            )
+    path = resources.find("shards", name_or_path)
+    recipe = read_toml(path, Recipe)
+    if recipe.scheme.endswith(".toml"):
+        recipe = replace(recipe, scheme=str(path.parent / recipe.scheme))
+    _check(recipe, path)
     return recipe
 
 
-def _strings(values: Sequence[object], key: str, path: Path) -> tuple[str, ...]:
-    if not all(isinstance(value, str) for value in values):
-        raise UserError(f"{path}: `{key}` must be a list of strings, not {values!r}")
-    return tuple(str(value) for value in values)
-
-
-def _pair(pair: object, path: Path) -> tuple[str, str]:
-    if not isinstance(pair, list) or [type(word) for word in pair] != [str, str]:
-        raise UserError(f"{path}: `rename` must be a list of [regular expression, replacement], not {pair!r}")
-    try:
-        re.sub(pair[0], pair[1], "")
-    except (re.error, IndexError) as error:
-        raise UserError(f"{path}: `rename`: {pair!r}: {error}") from None
-    return pair[0], pair[1]
+def _check(recipe: Recipe, path: Path) -> None:
+    """What the types do not say."""
+    if not re.fullmatch(r"\w+", recipe.database, re.ASCII):
+        raise UserError(f'{path}: database = "{recipe.database}": use letters, digits and _ only')
+    if recipe.labels.source == "csv" and not recipe.labels.file:
+        raise UserError(f'{path}: labels.source = "csv" needs labels.file, the name of the table')
+    for pattern, replacement in recipe.rename:
+        try:
+            re.sub(pattern, replacement, "")
+        except (re.error, IndexError) as error:
+            raise UserError(
+                f"{path}: rename: [{pattern!r}, {replacement!r}] must be a regular expression and its replacement ({error})"
+            ) from None
+    short = recipe.load_scheme().short
+    check_annotates(recipe.annotates, short, f"{path}: annotates")
+    for name in recipe.expected.classes:
+        if name not in short:
+            raise UserError(
+                f"{path}: expected.classes: `{name}` is no class of {recipe.scheme}; known are {', '.join(short)}"
+            )

@@ -1,7 +1,6 @@
-"""`ecgmatch download`: the files of one database from its public release, in parallel, resumable, verified."""
+"""`ecgmatch download`: fetch the files of one database from its public release, in parallel, resumable, verified."""
 
 import errno
-import fcntl
 import re
 import sys
 import time
@@ -18,10 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ecgmatch_dist.data.databases import Recipe, load_recipe
-from ecgmatch_dist.data.fetch import Fetcher, FetchError
+from ecgmatch_dist.data.http import Fetcher, FetchError
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.lock import only_one
 
 SUMS = "SHA256SUMS.txt"
+LOCK = ".download.lock"
 PHYSIONET = re.compile(r"(https://physionet\.org/files/)([\w.-]+/[\w.-]+/)(.*)")
 MIRROR = "https://physionet-open.s3.amazonaws.com/"  # PhysioNet's open bucket: the same bytes, much faster
 GIVE_UP = 20  # files that fail one after the other: the network or the server is gone
@@ -30,14 +31,14 @@ LINE_EVERY = 20.0  # seconds between two lines where there is no terminal
 
 @dataclass(frozen=True)
 class Source:
-    """Where a release lies: URLs of its root, the best first, and the database's folder in it."""
+    """Where a release is: the URLs of its root, the fastest first, and the database's folder in it."""
 
     roots: tuple[str, ...]
     folder: str
 
 
 def find_source(recipe: Recipe, given: str | None) -> Source:
-    """From the recipe's `url`; a URL that the user gives stands for the release's root."""
+    """From the recipe's `url`; a URL that the user gives replaces the release's root."""
     match = PHYSIONET.fullmatch(recipe.url if recipe.url.endswith("/") else f"{recipe.url}/")
     folder = match[3] if match else ""
     if given is not None:
@@ -55,7 +56,7 @@ def find_source(recipe: Recipe, given: str | None) -> Source:
 
 
 def read_sums(text: str, where: str) -> dict[str, str]:
-    """Path -> checksum from the release's list. A path that leaves the folder spoils the whole list."""
+    """Path -> checksum, from the release's list. Refuses a list in which any path leads out of its folder."""
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -72,7 +73,7 @@ def read_sums(text: str, where: str) -> dict[str, str]:
 
 
 def choose(paths: Iterable[str], folder: str, patterns: tuple[str, ...]) -> dict[str, str]:
-    """Paths of the database -> the same relative to its folder: recordings that the recipe reads, and all other files."""
+    """Path in the release -> path in the database's folder, of the recordings that the recipe reads and all other files."""
     chosen = {}
     for path in paths:
         relative = path.removeprefix(folder)
@@ -80,15 +81,15 @@ def choose(paths: Iterable[str], folder: str, patterns: tuple[str, ...]) -> dict
             continue
         name = PurePosixPath(relative)
         header = name.with_suffix(".hea")
-        # pathlib's match() works from the right and knows no `**`, which may also stand for no folder at all.
-        read = any(header.match(pattern) or header.match(pattern.replace("**/", "")) for pattern in patterns)
-        if read or name.suffix not in (".hea", ".mat", ".dat"):
+        # PurePath.match() does not know `**`, which may also stand for no folder at all.
+        wanted = any(header.match(pattern) or header.match(pattern.replace("**/", "")) for pattern in patterns)
+        if wanted or name.suffix not in (".hea", ".mat", ".dat"):
             chosen[path] = relative
     return chosen
 
 
 class Meter:
-    """How far it is: a bar on terminals, otherwise a line now and then."""
+    """Progress of a download: a bar on a terminal, otherwise a line every `LINE_EVERY` seconds."""
 
     def __init__(self, name: str, files: int) -> None:
         self.name, self.files, self.done, self.bytes = name, files, 0, 0
@@ -102,7 +103,7 @@ class Meter:
         self.task = self.progress.add_task(name, total=files, rate="")
 
     def received(self, size: int) -> None:
-        # Called from many threads; a lost update costs a few kilobytes of a display.
+        # Called by many threads without a lock: a lost update only makes the display a little wrong.
         self.bytes += size
 
     def rate(self) -> str:
@@ -128,22 +129,10 @@ class Meter:
             yield
 
 
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Two downloads into one folder would write the same parts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".download.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another download into this folder is running; wait for it") from None
-        yield
-
-
 def fetch_all(
     fetcher: Fetcher, files: dict[str, str], sums: dict[str, str], folder: Path, connections: int, meter: Meter
 ) -> tuple[Counter[str], dict[str, str]]:
-    """All `files` (path in the release -> path in `folder`); how many were kept, fetched, replaced; path -> why not."""
+    """Fetch `files` (path in the release -> path in `folder`). Returns counts by outcome, and path -> failure."""
     outcomes: Counter[str] = Counter()
     failed: dict[str, str] = {}
     in_a_row = 0
@@ -160,7 +149,7 @@ def fetch_all(
                     if in_a_row == GIVE_UP:
                         raise UserError(
                             f"{GIVE_UP} files failed one after the other (the last: {futures[future]}: {error}); "
-                            "see to the network or the address, the same command continues"
+                            "check the network and the address; the same command continues"
                         ) from None
                 meter.file_done()
         except BaseException:
@@ -171,15 +160,15 @@ def fetch_all(
 
 
 def download(name: str, to: Path, given: str | None = None, connections: int = 8) -> str:
-    """Bring the database of a recipe to `to`, where `ecgmatch shards build NAME --raw TO` finds it; a summary."""
+    """Fetch a recipe's database into `to`, where `ecgmatch shards build NAME --raw TO` finds it. Returns a summary."""
     if not 1 <= connections <= 64:
         raise UserError(f"--connections {connections}: give 1 to 64 (servers refuse many more than 8)")
     recipe = load_recipe(name)
     source = find_source(recipe, given)
     folder = to / recipe.folders[0] if recipe.folders else to
     try:
-        with only_one(folder):
-            # The list comes from PhysioNet itself where it can: a mirror should not vouch for its own bytes.
+        with only_one(folder / LOCK, f"{folder}: another download into this folder is running; wait for it"):
+            # The list of checksums comes from PhysioNet itself if possible: a mirror should not vouch for its own bytes.
             listing = Fetcher(source.roots[::-1])
             sums = read_sums(listing.text(SUMS), SUMS)
             files = choose(sums, source.folder, recipe.files)
@@ -225,12 +214,12 @@ def main(
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None,
     connections: int = 8,
 ) -> None:
-    """Fetch a public database. Files that are there and right are skipped; the same command continues where it stopped.
+    """Fetch a public database. Files that are already there are verified and kept; the same command continues after a stop.
 
     Args:
         name: a recipe of `shards/` (g12ec, ptbxl, ningbo, chapman, cpsc2018, ptbxl_release) or the path of a .toml file.
-        to: folder to fill; `ecgmatch shards build NAME --raw TO` reads it.
-        from_: address of the release's root, where SHA256SUMS.txt lies (default: PhysioNet's mirror, then PhysioNet).
+        to: folder for the files; `ecgmatch shards build NAME --raw TO` reads it.
+        from_: address of the release's root, which holds SHA256SUMS.txt (default: PhysioNet's mirror, then PhysioNet).
         connections: files fetched at a time.
     """
     print(download(name, to, from_, connections))

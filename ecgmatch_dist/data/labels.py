@@ -1,22 +1,48 @@
-"""Label schemes: from diagnostic codes to multi-hot classes, each scheme a TOML file in `shards/labels/`."""
+"""Label schemes: from diagnostic codes to classes. Each scheme is a TOML file in `shards/labels/`.
 
-import tomllib
+A label has three states. 1: the recording has the class. 0: somebody has looked, and it has not. UNKNOWN: nobody has said. A
+recording without any code is unknown in every class; the code `none` says that it has certainly none of them; `?STT` says that
+nobody has looked for the class STT. Unknown is never a 0: not in a loss, not in a metric, not in a count.
+"""
+
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ecgmatch_dist import recipes
+from ecgmatch_dist import resources
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.strict import convert, read_toml
+
+UNKNOWN = 255
+"""In labels (uint8): nobody has said whether the recording has this class. A sum that forgets it is wrong by hundreds."""
+NONE = "none"
+"""The code of a recording that certainly has no class."""
+NOT_ANNOTATED = "?"
+"""Before the short name of a class, as a code: nobody has looked for it."""
+
+
+def known(labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Labels [n, C] -> [n], True where somebody has looked for at least one class."""
+    looked: NDArray[np.bool_] = (labels != UNKNOWN).any(1)
+    return looked
+
+
+def normal_form(code: str) -> str:
+    """Codes and names are compared without case; spaces inside them count as `_`, since manifests join codes by spaces."""
+    return "_".join(code.split()).casefold()
 
 
 @dataclass(frozen=True)
 class LabelScheme:
-    """C classes. A recording is of each class of which it has a code; of class `normal` only with no other."""
+    """C classes. A recording has each class of which it has a code; class `normal` only if that is its only code.
+
+    A class's short and full name count as codes of it."""
 
     name: str
     classes: tuple[str, ...]
@@ -24,24 +50,59 @@ class LabelScheme:
     codes: tuple[frozenset[str], ...]
     normal: int | None
     drop_unlabelled: bool
+    ignored: frozenset[str] = frozenset()
+    """Codes that belong to no class on purpose, or patterns of them (`*`): they are no mistake."""
+    annotates: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Database -> short names of the classes that it annotates, where these are not all."""
 
     @cached_property
     def _classes_of(self) -> dict[str, list[int]]:
         classes_of: dict[str, list[int]] = {}
         for c, codes in enumerate(self.codes):
             for code in codes:
-                classes_of.setdefault(code, []).append(c)
+                classes_of.setdefault(normal_form(code), []).append(c)
+        for c, names in enumerate(zip(self.short, self.classes, strict=True)):
+            for name in names:  # a code that is another class's name stays what it is
+                classes_of.setdefault(normal_form(name), [c])
         return classes_of
 
+    def matches(self, code: str) -> bool:
+        """Whether the scheme knows the code, or the name of a class."""
+        return normal_form(code) in self._classes_of
+
+    def has_no_class(self, code: str) -> bool:
+        """Whether a code belongs to no class, and is not `none`."""
+        return not code.startswith(NOT_ANNOTATED) and not self.matches(code) and normal_form(code) != NONE
+
+    def is_ignored(self, code: str) -> bool:
+        """Whether the scheme says that the code belongs to no class."""
+        return any(fnmatchcase(normal_form(code), normal_form(pattern)) for pattern in self.ignored)
+
     def encode(self, codes: Sequence[str]) -> NDArray[np.uint8]:
-        """Codes of one recording -> uint8 [C]."""
+        """The classes that the codes of one recording give: uint8 [C], 1 or 0."""
         label = np.zeros(len(self.classes), np.uint8)
-        distinct = set(codes)
+        distinct = {normal_form(code) for code in codes if not code.startswith(NOT_ANNOTATED)}
         for code in distinct:
             label[self._classes_of.get(code, [])] = 1
         if self.normal is not None and len(distinct) != 1:
             label[self.normal] = 0
         return label
+
+    def states(self, codes: Sequence[str]) -> NDArray[np.uint8]:
+        """Codes of one recording -> uint8 [C], 1, 0 or UNKNOWN."""
+        if all(code.startswith(NOT_ANNOTATED) for code in codes):  # also without any code
+            return np.full(len(self.classes), UNKNOWN, np.uint8)
+        label = self.encode(codes)
+        for code in codes:
+            if code.startswith(NOT_ANNOTATED):
+                for c in self._classes_of.get(normal_form(code[1:]), []):
+                    label[c] = label[c] or UNKNOWN  # another code of the class may say that it is there
+        return label
+
+    def states_all(self, codes: Iterable[str]) -> NDArray[np.uint8]:
+        """Space-joined codes of n recordings -> uint8 [n, C], 1, 0 or UNKNOWN."""
+        rows = [self.states(joined.split()) for joined in codes]
+        return np.stack(rows) if rows else np.zeros((0, len(self.classes)), np.uint8)
 
     def encode_all(self, codes: Iterable[str]) -> NDArray[np.uint8]:
         """Space-joined codes of n recordings -> uint8 [n, C]."""
@@ -53,53 +114,73 @@ class LabelScheme:
         return tuple(self.short[c] for c in np.flatnonzero(label))
 
 
+@dataclass(frozen=True)
+class ClassEntry:
+    """One `[[class]]` of a scheme's file."""
+
+    name: str
+    short: str
+    codes: tuple[str, ...]
+    only: bool = False
+    """The class needs its code to be the recording's only code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeFile:
+    """The TOML file of a scheme."""
+
+    name: str
+    unlabelled: Literal["drop", "keep"] = "drop"
+    """What to do with recordings that have no class."""
+    ignored: tuple[str, ...] = ()
+    """Codes that belong to no class on purpose; `*` and `[0-9]` as in file names."""
+    annotates: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Database -> short names of the classes that it annotates; a database that is not named annotates all."""
+    class_: tuple[ClassEntry, ...]
+    """The key `class`, which Python does not allow as a name."""
+
+
 def load_scheme(name_or_path: str) -> LabelScheme:
     """The scheme of that name in `shards/labels/`, or the one in a .toml file."""
-    path = recipes.find("shards/labels", name_or_path)
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file ({error})") from None
-    return _parse(table, path)
-
-
-def _parse(table: dict[str, Any], path: Path) -> LabelScheme:
-    check_keys(table, {"name": str, "unlabelled": str, "class": list}, str(path), required=("name", "class"))
-    entries = table["class"]
-    for number, entry in enumerate(entries, 1):
-        known = {"name": str, "short": str, "codes": list, "only": bool}
-        check_keys(entry, known, f"{path}: class {number}", required=("name", "short", "codes"))
-        if " " in entry["short"] or not all(
-            isinstance(code, str) and code.split() == [code] for code in entry["codes"]
-        ):
-            raise UserError(f"{path}: class {number}: `short` and each of `codes` must be a string without spaces")
-    short = tuple(entry["short"] for entry in entries)
-    only = [c for c, entry in enumerate(entries) if entry.get("only", False)]
-    if len(set(short)) != len(short):
-        raise UserError(f"{path}: two classes have the same `short` name")
-    if len(only) > 1:
-        raise UserError(f"{path}: `only = true` may stand in one class, not in {len(only)}")
-    if table.get("unlabelled", "drop") not in ("drop", "keep"):
-        raise UserError(f'{path}: unlabelled = "{table["unlabelled"]}": give "drop" or "keep"')
+    path = resources.find("shards/labels", name_or_path)
+    file = _read(path)
+    _check(file.class_, path)
+    short = [entry.short for entry in file.class_]
+    for database, names in file.annotates.items():
+        check_annotates(names, short, f"{path}: annotates.{database}")
+    only = [c for c, entry in enumerate(file.class_) if entry.only]
     return LabelScheme(
-        name=table["name"],
-        classes=tuple(entry["name"] for entry in entries),
-        short=short,
-        codes=tuple(frozenset(entry["codes"]) for entry in entries),
+        name=file.name,
+        classes=tuple(entry.name for entry in file.class_),
+        short=tuple(entry.short for entry in file.class_),
+        codes=tuple(frozenset(entry.codes) for entry in file.class_),
         normal=only[0] if only else None,
-        drop_unlabelled=table.get("unlabelled", "drop") == "drop",
+        drop_unlabelled=file.unlabelled == "drop",
+        ignored=frozenset(file.ignored),
+        annotates=file.annotates,
     )
 
 
-def check_keys(table: object, known: dict[str, type], where: str, required: Sequence[str] = ()) -> None:
-    """Refuse keys that are unknown, missing or of another type, with the field's name and the known ones."""
-    if not isinstance(table, dict):
-        raise UserError(f"{where}: a table is needed here, not {table!r}")
-    for key, value in table.items():
-        if key not in known:
-            raise UserError(f"{where}: unknown key `{key}`; known are {', '.join(known)}")
-        if type(value) is not known[key]:
-            raise UserError(f"{where}: `{key}` must be a {known[key].__name__}, not {value!r}")
-    for key in required:
-        if key not in table:
-            raise UserError(f"{where}: the key `{key}` is missing")
+def _read(path: Path) -> SchemeFile:
+    table = read_toml(path, dict[str, Any])
+    if "class" in table:
+        table["class_"] = table.pop("class")
+    try:
+        return convert(table, SchemeFile, "")
+    except UserError as error:
+        raise UserError(f"{path}{str(error).replace('class_', 'class')}") from None
+
+
+def _check(entries: Sequence[ClassEntry], path: Path) -> None:
+    for number, entry in enumerate(entries, 1):
+        if entry.short.split() != [entry.short] or any(not code.strip() for code in entry.codes):
+            raise UserError(f"{path}: class {number}: `short` must be a text without spaces, and no code may be empty")
+    if len({entry.short for entry in entries}) != len(entries):
+        raise UserError(f"{path}: two classes have the same `short` name; rename one")
+    if (count := sum(entry.only for entry in entries)) > 1:
+        raise UserError(f"{path}: `only = true` may be in one class, not in {count}")
+
+
+def check_annotates(names: Sequence[str], short: Sequence[str], where: str) -> None:
+    if strange := [name for name in names if name not in short]:
+        raise UserError(f"{where}: `{strange[0]}` is no class of the scheme; known are {', '.join(short)}")

@@ -1,7 +1,7 @@
-"""The order of an epoch, computed at any position without being stored: a keyed permutation of 0..n-1.
+"""The order of an epoch: a keyed permutation of 0..n-1 that can be computed at any position and is never stored.
 
-A Feistel network over Z_a x Z_b with a*b barely above n; a value that falls outside 0..n-1 walks on along its cycle
-until it is inside, which keeps the map a bijection for any n (Black and Rogaway, "Ciphers with arbitrary finite
+It is a Feistel network over Z_a x Z_b with a*b slightly above n. A value outside 0..n-1 goes through the network again
+until it is inside (cycle walking), which keeps the map a bijection for any n (Black and Rogaway, "Ciphers with arbitrary finite
 domains", 2002).
 """
 
@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-ROUNDS = 8  # four are enough for the theory of random round functions; eight leave no visible pattern at small n
+ROUNDS = 8  # theory needs four for random round functions; eight leave no visible pattern at small n
 
 
 class Permutation:
-    """The bijection of 0..n-1 that belongs to (seed, epoch, part); O(1) memory, any position at the same cost."""
+    """The bijection of 0..n-1 of (seed, epoch, part): O(1) memory, the same cost at any position."""
 
     def __init__(self, n: int, seed: int, epoch: int, part: int = 0) -> None:
         assert n >= 1, n
@@ -53,9 +53,9 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class WindowPermutation:
-    """An epoch in windows of shards: shards in a keyed order, and inside each window of `window` shards all rows mixed.
+    """An epoch in windows of `window` shards: the shards in a keyed order, and all rows of a window shuffled together.
 
-    For shards that are fetched whole from far away: only the shards of a window need to be near at one time.
+    For remote shards, which are fetched whole: only the shards of one window are needed at a time.
     """
 
     def __init__(self, sizes: Ints, window: int, seed: int, epoch: int) -> None:
@@ -63,7 +63,7 @@ class WindowPermutation:
         assert window >= 1, window
         self.seed, self.epoch = seed, epoch
         self.shards = Permutation(len(sizes), seed, epoch)(np.arange(len(sizes)))  # shards in this epoch's order
-        self.first = (np.cumsum(sizes) - sizes)[self.shards]  # the number of each such shard's first row
+        self.first = (np.cumsum(sizes) - sizes)[self.shards]  # first row of each of them
         self.ends = np.cumsum(sizes[self.shards])
         last = np.minimum(np.arange(window, len(sizes) + window, window), len(sizes)) - 1
         self.window_ends = self.ends[last]
@@ -86,5 +86,5 @@ class WindowPermutation:
         return int(np.searchsorted(self.window_ends, position, side="right"))
 
     def shards_of(self, window: int) -> Ints:
-        """Shards of a window, in the order of the epoch; none beyond the last window."""
+        """Shards of a window, in the order of the epoch; empty beyond the last window."""
         return self.shards[window * self.window : (window + 1) * self.window]

@@ -1,19 +1,17 @@
-"""Shards behind http(s)://, s3:// and the like: fetched whole, by fsspec, into a bounded cache on the local disk.
+"""Folders of shards: local ones, and those behind http(s)://, s3:// and the like with a bounded cache on the local disk.
 
-Any number of processes of a node may share the cache: a shard is fetched once, appears only when it is complete and its
-checksum fits, and the ones used longest ago make room. A file that is in use stays readable while it is evicted.
+fsspec fetches remote shards whole. All processes of a node may share the cache: a shard is fetched once, appears only when
+it is complete and its checksum is right, and the least recently used ones are evicted. An open file stays readable after that.
 """
 
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ from typing import Any
 import aiohttp
 import fsspec
 
-from ecgmatch_dist.data.manifest import file_sha256
+from ecgmatch_dist.data.index import file_sha256
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.lock import is_free, locked
 
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss")
 NETWORK_ERRORS = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
@@ -31,7 +30,7 @@ PAUSE = 1.0  # seconds before the second attempt; twice as long before the third
 
 
 def scheme_of(root: str) -> str:
-    """The scheme of a URL, "" for a local path. What could start a command is refused: input is data, never code."""
+    """The scheme of a URL, "" for a local path. Refuses URLs that could start a command, such as `pipe:`."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", root)
     if not match:
         return ""
@@ -44,7 +43,7 @@ def scheme_of(root: str) -> str:
 
 
 def plain_name(name: str, where: object) -> str:
-    """`name` itself, if it names a file or folder inside its parent and nothing else."""
+    """`name` itself. Refuses a name that leads out of its folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*", name):
         raise UserError(f"{where}: `{name}` is not the name of a database or shard; letters, digits, _ . - only")
     return name
@@ -52,7 +51,7 @@ def plain_name(name: str, where: object) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """One line of the list of shards in dataset.json, and the database that it belongs to."""
+    """A shard of a database, as dataset.json lists it."""
 
     database: str
     name: str
@@ -89,7 +88,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """Shards behind a URL, seen through a cache of at most `cache_bytes`."""
+    """Shards behind a URL, read through a cache of at most `cache_bytes`."""
 
     remote = True
 
@@ -105,7 +104,7 @@ class RemoteFolder:
             raise UserError(f"{cache}: the cache for remote shards cannot be made: {error.strerror}") from error
 
     def folder(self, database: str) -> Path:
-        """Fetch dataset.json and manifest.csv of a database; the folder that they then lie in."""
+        """Fetch dataset.json and manifest.csv of a database. Returns their folder in the cache."""
         folder = self.meta / database
         folder.mkdir(exist_ok=True)
         for name in ("dataset.json", "manifest.csv"):
@@ -118,22 +117,22 @@ class RemoteFolder:
         return f"{self.url}/{shard.database}/{shard.name}"
 
     def open(self, shard: Shard) -> int:
-        """A file descriptor of the shard's copy, fetched if it is not there; it stays valid if the copy is evicted."""
+        """A file descriptor of the cached shard, fetched if needed. It stays valid if the shard is evicted."""
         while True:
             try:
                 fd = os.open(self._copy(shard), os.O_RDONLY)
             except FileNotFoundError:
                 self.fetch(shard)
                 continue
-            os.utime(fd)  # used now: the last to be evicted
+            os.utime(fd)  # most recently used: evicted last
             return fd
 
     def fetch(self, shard: Shard) -> None:
-        """Bring the shard into the cache unless it is there; other processes that want it wait for this one."""
+        """Fetch the shard into the cache unless it is there. Threads and processes that want the same shard wait."""
         copy = self._copy(shard)
         with locked(copy.with_suffix(".lock")):
             with contextlib.suppress(FileNotFoundError):
-                os.utime(copy)  # it is there, and wanted soon: not the next to be evicted
+                os.utime(copy)  # it is there and needed soon: not evicted next
                 return
             part = self._reserve(shard)
             try:
@@ -146,21 +145,21 @@ class RemoteFolder:
             finally:
                 part.unlink(missing_ok=True)
         raise UserError(
-            f"{self.where(shard)}: what arrives does not fit the checksum in dataset.json; verify the source"
+            f"{self.where(shard)}: the checksum of what arrives is not the one in dataset.json; verify the source"
         )
 
     def _copy(self, shard: Shard) -> Path:
         return self.shards / f"{shard.sha256}.tar"  # named by content: a shard that was rebuilt is another file
 
     def _reserve(self, shard: Shard) -> Path:
-        """Make room and hold it: the name of the unfinished file says how many bytes are promised to it."""
+        """Make room for the shard and reserve it: the name of the unfinished file holds its number of bytes."""
         if shard.bytes > self.cache_bytes:
             raise UserError(f"{self.where(shard)}: {shard.bytes:,} bytes do not fit the cache of {self.cache_bytes:,}")
         part = self.shards / f"{shard.sha256}.{shard.bytes}.part"
         while True:
             with locked(self.shards / "room.lock"):
                 copies = sorted(((p, p.stat()) for p in self.shards.glob("*.tar")), key=lambda c: c[1].st_mtime_ns)
-                used = sum(stat.st_size for _, stat in copies) + sum(map(promised, self._fetching(part)))
+                used = sum(stat.st_size for _, stat in copies) + sum(map(reserved_bytes, self._unfinished(part)))
                 while copies and used + shard.bytes > self.cache_bytes:
                     oldest, stat = copies.pop(0)
                     oldest.unlink()
@@ -168,21 +167,21 @@ class RemoteFolder:
                 if used + shard.bytes <= self.cache_bytes:
                     part.touch()
                     return part
-            time.sleep(0.05)  # the rest is promised to fetches of others, which end
+            time.sleep(0.05)  # the rest is reserved by others: wait until they are done
 
-    def _fetching(self, own: Path) -> list[Path]:
-        """Unfinished files that somebody is fetching; those of a process that was killed are removed."""
-        alive = []
+    def _unfinished(self, own: Path) -> list[Path]:
+        """Unfinished files that others are fetching. Removes those of killed processes."""
+        fetched = []
         for part in self.shards.glob("*.part"):
             lock = part.with_name(part.name.split(".")[0] + ".lock")
-            if part == own or lock_now(lock):
+            if part == own or is_free(lock):
                 part.unlink(missing_ok=True)
             else:
-                alive.append(part)
-        return alive
+                fetched.append(part)
+        return fetched
 
     def _download(self, name: str, to: Path) -> None:
-        # The defaults of aiohttp end every transfer after five minutes, however well it goes.
+        # By default aiohttp ends every transfer after five minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         options: dict[str, Any] = {"client_kwargs": {"timeout": timeout}} if self.scheme.startswith("http") else {}
         for attempt in range(1, ATTEMPTS + 1):
@@ -204,28 +203,5 @@ class RemoteFolder:
                 time.sleep(PAUSE * attempt)
 
 
-def promised(part: Path) -> int:
+def reserved_bytes(part: Path) -> int:
     return int(part.name.split(".")[1])
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that name against all processes and threads of this machine; a killed holder lets go."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def lock_now(path: Path) -> bool:
-    """Whether nobody holds the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)

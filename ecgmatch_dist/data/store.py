@@ -1,4 +1,4 @@
-"""Random access to the recordings in shards: one `pread` a recording, straight into the batch's buffer."""
+"""Random access to the recordings in shards: one `pread` per recording, straight into the batch's buffer."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.manifest import read_dataset, read_manifest
+from ecgmatch_dist.data.index import REMEDY, Dataset, read_dataset, read_manifest
 from ecgmatch_dist.data.remote import LocalFolder, RemoteFolder, Shard, plain_name, scheme_of
 from ecgmatch_dist.errors import UserError
 
@@ -28,9 +28,9 @@ def default_cache() -> Path:
 
 
 class ShardStore:
-    """The recordings of some databases, numbered 0..N-1 in the order of their manifests.
+    """The recordings of one or more databases, numbered 0..N-1 in the order of their manifests.
 
-    Threads may read at the same time. A pickled store carries no open file: every process opens its own, at first use.
+    Threads may read at the same time. A pickled store holds no open files: each process opens its own, at first use.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class ShardStore:
         cache_bytes: int = CACHE_BYTES,
         check: bool = False,
     ) -> None:
-        """`root`: folder or URL with one folder a database; `check`: verify the checksum of all that is read."""
+        """`root`: folder or URL with one folder per database; `check`: verify the checksum of every recording read."""
         if not databases or len(set(databases)) != len(databases):
-            raise UserError(f"databases {list(databases)}: at least one, each once")
+            raise UserError(f"databases {list(databases)}: give at least one, each once")
         self.source: LocalFolder | RemoteFolder = (
             RemoteFolder(str(root), cache or default_cache(), cache_bytes)
             if scheme_of(str(root))
@@ -51,7 +51,7 @@ class ShardStore:
         )
         self.check = check
         self.databases = tuple(databases)
-        self.datasets: dict[str, dict[str, Any]] = {}
+        self.datasets: dict[str, Dataset] = {}
         self.shards: list[Shard] = []
         manifests, number = [], {}
         for database in databases:
@@ -62,8 +62,10 @@ class ShardStore:
                 number[database, shard.name] = len(self.shards)
                 self.shards.append(shard)
             manifests.append(manifest.assign(id=database + "/" + manifest["key"]))
-        self.rate, self.length = int(self._common("rate")), int(self._common("length"))
-        self.preprocess: dict[str, Any] = self._common("preprocess")
+        for field in ("rate", "length", "preprocess"):
+            self._check_common(field)
+        first = self.datasets[databases[0]]
+        self.rate, self.length, self.preprocess = first.rate, first.length, first.preprocess
         self.manifest = pd.concat(manifests, ignore_index=True)
         pairs = zip(self.manifest["database"], self.manifest["shard"], strict=True)
         self._shard = np.fromiter((number[pair] for pair in pairs), np.int64, len(self.manifest))
@@ -109,51 +111,51 @@ class ShardStore:
         places = out.view(np.uint8).reshape(len(rows), V * self.length * 2)
         shards, offsets = self._shard[rows], self._offset[rows]
         file, opened = None, -1
-        for i in np.lexsort((offsets, shards)).tolist():  # in the order of the disk, whatever the order of the batch
+        for i in np.lexsort((offsets, shards)).tolist():  # in the order of the files, not of the batch
             if file is None or opened != shards[i]:
                 opened = int(shards[i])
                 file = self._open(opened)
             file.read_into(places[i], int(offsets[i]))
             if self.check and hashlib.sha256(places[i]).hexdigest() != self.manifest["sha256"].iat[int(rows[i])]:
                 name = self.manifest["id"].iat[int(rows[i])]
-                raise UserError(f"{file.name}: the checksum of {name} does not fit; `ecgmatch shards build` it again")
+                raise UserError(f"{file.name}: the checksum of {name} is wrong; {REMEDY}")
         return out
 
-    def _common(self, field: str) -> Any:
-        """The value that all databases have in `field` of dataset.json."""
-        values = {database: dataset[field] for database, dataset in self.datasets.items()}
-        first = values[self.databases[0]]
-        if any(value != first for value in values.values()):
+    def _check_common(self, field: str) -> None:
+        """All databases must have the same value in `field` of dataset.json."""
+        values = {database: getattr(dataset, field) for database, dataset in self.datasets.items()}
+        if any(value != values[self.databases[0]] for value in values.values()):
             raise UserError(f"databases differ in {field}: {values}; build their shards with the same preprocessing")
-        return first
 
     def fetch(self, shard: int) -> None:
-        """Bring a remote shard near before it is read."""
+        """Fetch a remote shard into the cache before it is read."""
         if isinstance(self.source, RemoteFolder):
             self.source.fetch(self.shards[shard])
 
     def _check_sizes(self) -> None:
-        """Every recording lies inside its shard, and the shard's file is as long as dataset.json says."""
+        """Every recording is inside its shard, and the shard's file is as long as dataset.json says."""
         ends = np.array([shard.bytes for shard in self.shards])[self._shard]
         outside = (self._offset < NPY_HEADER) | (self._offset + V * self.length * 2 > ends)
         if (bad := np.flatnonzero(outside)).size:
             row = self.manifest.iloc[int(bad[0])]
             raise UserError(
-                f"{row['database']}/{row['shard']}: the index does not fit the tar at {row['key']}; rebuild it"
+                f"{row['database']}/{row['shard']}: manifest.csv does not match the tar at {row['key']}; {REMEDY}"
             )
         if isinstance(self.source, LocalFolder):
             for shard in self.shards:
                 path = Path(self.source.where(shard))
                 size = path.stat().st_size if path.is_file() else None
                 if size != shard.bytes:
-                    found = "is missing" if size is None else f"has {size:,} bytes, not {shard.bytes:,}"
-                    raise UserError(f"{path}: {found}; its index does not fit; `ecgmatch shards build` it again")
+                    found = (
+                        "is missing" if size is None else f"has {size:,} bytes, not the {shard.bytes:,} of dataset.json"
+                    )
+                    raise UserError(f"{path}: {found}; {REMEDY}")
 
     def _open(self, shard: int) -> "_File":
         with self._lock:
             file = self._files.pop(shard, None)
             if file is not None:
-                self._files[shard] = file  # now the most recent
+                self._files[shard] = file  # now the most recently used
                 return file
         where = self.source.where(self.shards[shard])
         try:
@@ -170,7 +172,7 @@ class ShardStore:
 
 
 class _File:
-    """An open shard; closed when nobody refers to it any more, so that no thread loses a file that it reads."""
+    """An open shard. It is closed when nothing refers to it any more: no thread loses a file that it is reading."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd, self.name = fd, name
@@ -185,11 +187,11 @@ class _File:
             raise UserError(f"{self.name}: {error.strerror} at byte {offset}") from error
         if count != place.nbytes:
             raise UserError(
-                f"{self.name}: ends at byte {offset + count}, inside a recording; it was cut after the start"
+                f"{self.name}: ends at byte {offset + count}, inside a recording: it was cut while in use; {REMEDY}"
             )
 
     def check_header(self, offset: int, length: int) -> None:
-        """The bytes before an array's data are the header of a .npy file of that very shape."""
+        """The bytes before an array's data must be the .npy header of that shape."""
         header = io.BytesIO(os.pread(self.fd, NPY_HEADER, offset - NPY_HEADER))
         try:
             version = np.lib.format.read_magic(header)
@@ -197,24 +199,21 @@ class _File:
         except ValueError:
             found = None
         if found != ((V, length), False, np.dtype("<f2")) or header.tell() != NPY_HEADER:
-            raise UserError(f"{self.name}: no array [12, {length}] at byte {offset}: the index does not fit the tar")
-
-
-def shards_of(dataset: dict[str, Any], manifest: pd.DataFrame, database: str, folder: Path) -> list[Shard]:
-    """The shards that dataset.json lists, after a look whether it and the manifest are of one make."""
-    expected = {"format": 1, "database": database, "dtype": "float16", "recordings": len(manifest)}
-    for field, value in expected.items():
-        if dataset.get(field) != value:
             raise UserError(
-                f"{folder}/dataset.json: {field} is {dataset.get(field)!r}, expected {value!r}; build it again"
+                f"{self.name}: no array [12, {length}] at byte {offset}: manifest.csv does not match the tar; {REMEDY}"
             )
-    shards = [
-        Shard(database, plain_name(str(s["name"]), folder), str(s["sha256"]), int(s["bytes"]), int(s["recordings"]))
-        for s in dataset["shards"]
-    ]
+
+
+def shards_of(dataset: Dataset, manifest: pd.DataFrame, database: str, folder: Path) -> list[Shard]:
+    """The shards that dataset.json lists. Refuses a manifest that is not consistent with it."""
+    expected = {"database": database, "dtype": "float16", "recordings": len(manifest)}
+    for field, value in expected.items():
+        if (found := getattr(dataset, field)) != value:
+            raise UserError(f"{folder}/dataset.json: {field} is {found!r}, expected {value!r}; {REMEDY}")
+    shards = [Shard(database, plain_name(s.name, folder), s.sha256, s.bytes, s.recordings) for s in dataset.shards]
     counts = manifest["shard"].value_counts().to_dict()
     if counts != {shard.name: shard.recordings for shard in shards if shard.recordings}:
-        raise UserError(f"{folder}: manifest.csv and dataset.json name other shards or counts; build it again")
+        raise UserError(f"{folder}: manifest.csv and dataset.json differ in shards or their counts; {REMEDY}")
     if (manifest["database"] != database).any() or not np.array_equal(manifest["row"], np.arange(len(manifest))):
-        raise UserError(f"{folder}/manifest.csv: rows are not 0..{len(manifest) - 1} of `{database}`; build it again")
+        raise UserError(f"{folder}/manifest.csv: rows are not 0..{len(manifest) - 1} of `{database}`; {REMEDY}")
     return shards

@@ -1,8 +1,8 @@
-"""Batches out of shards: an endless stream in a keyed order, and finite passes for validation and test.
+"""Batches from shards: an endless stream in a keyed order, and finite passes for validation and test.
 
 Position p of the stream is row Permutation(N, seed, p // N)(p % N) of the part; global batch g is positions
-[g*G, (g+1)*G), and rank r takes its r-th slice. So the state of a stream is one number, and neither the number of
-ranks nor of readers changes what comes.
+[g*G, (g+1)*G), and rank r takes its r-th slice. So the state of a stream is one number, and the batches do not depend on
+the number of ranks or readers.
 """
 
 import io
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 class FiniteBatch(NamedTuple):
-    """This rank's slice of a batch of a finite pass, filled up to full size."""
+    """This rank's slice of a batch of a finite pass, padded to full size."""
 
     ids: Ints
     """[b] positions in the part's list of rows, -1 where padding."""
@@ -51,7 +51,7 @@ class FiniteBatch(NamedTuple):
 
 
 class Reader(Protocol):
-    """Whatever gives the recordings of some rows: a ShardStore, or a part that was loaded into memory."""
+    """Reads recordings by row: a ShardStore, or a part that was loaded into memory."""
 
     def read(self, rows: Ints, out: Signals | None = None) -> Signals: ...
 
@@ -67,7 +67,7 @@ class Stream:
     ) -> None:
         """`rows` [N]: the part in the order of the split; `batch`: global; `window`: shards mixed at a time."""
         if len(rows) == 0:
-            raise UserError("the part of the split has no recordings: nothing to stream; make the split again")
+            raise UserError("the part of the split has no recordings; make the split again")
         if batch % world:
             raise UserError(
                 f"a global batch of {batch} cannot be shared by {world} ranks: make it a multiple of {world}"
@@ -77,7 +77,9 @@ class Stream:
         self.batch, self.share = batch, slice(rank * batch // world, (rank + 1) * batch // world)
         if window is not None:
             if not isinstance(store, ShardStore) or window < 1:
-                raise UserError(f"window = {window}: a number of shards, at least 1, of a store of shards")
+                raise UserError(
+                    f"window = {window}: give a number of shards, at least 1, and only for a store of shards"
+                )
             shards = store.shards_of_rows(self.rows)
             self.by_shard = np.argsort(shards, kind="stable")
             self.shards, self.sizes = np.unique(shards, return_counts=True)
@@ -94,11 +96,11 @@ class Stream:
         return self.by_shard[self._window_order(epoch)(places)]
 
     def ids(self, g: int) -> Ints:
-        """This rank's part of global batch g, [b], without reading it."""
+        """The ids of this rank's slice of global batch g, [b], without reading the signals."""
         positions = np.arange(g * self.batch, (g + 1) * self.batch, dtype=np.int64)[self.share]
         epochs, places = np.divmod(positions, len(self.rows))
         ids = np.empty_like(positions)
-        for epoch in np.unique(epochs):  # a batch may straddle the end of an epoch, or hold several short ones
+        for epoch in np.unique(epochs):  # a batch may span several epochs
             here = epochs == epoch
             ids[here] = self._order(int(epoch), places[here])
         return ids
@@ -108,14 +110,14 @@ class Stream:
         return Batch(ids, self.store.read(self.rows[ids]))
 
     def iterate(self, start: int, stop: int | None, readers: int = 2, ahead: int = 4) -> Iterator[Batch]:
-        """Batches start, start + 1, ... before `stop` (None: for ever), in order; threads read `ahead` of them."""
+        """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance."""
         numbers: Iterable[int] = itertools.count(start) if stop is None else range(start, stop)
         if self.window is not None and readers:
             numbers = self._fetch_windows(numbers)
         return prefetch(self.__getitem__, numbers, readers, ahead)
 
     def _fetch_windows(self, numbers: Iterable[int]) -> Iterator[int]:
-        """Pass the numbers on; whenever they enter a window of shards, begin to fetch the shards of the next one."""
+        """Yield the numbers; when they enter a window of shards, start to fetch the shards of the next window."""
         assert isinstance(self.store, ShardStore)
         entered = None
         pool = ThreadPoolExecutor(1, thread_name_prefix="fetch")
@@ -129,28 +131,28 @@ class Stream:
                     if not len(following):
                         following = self._window_order(epoch + 1).shards_of(0)
                     for shard in self.shards[following].tolist():
-                        pool.submit(self.store.fetch, shard)  # a failure shows when the shard is read
+                        pool.submit(self.store.fetch, shard)  # an error is raised again when the shard is read
                 yield g
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def check_cache(store: Reader, rows: Ints, window: int | None) -> None:
-    """Remote shards that do not fit the cache together would be fetched again and again in every epoch: refuse."""
+    """Refuse a cache that is too small for the shards in use: they would be fetched again and again in every epoch."""
     if not isinstance(store, ShardStore) or not isinstance(store.source, RemoteFolder):
         return
     sizes = sorted((store.shards[i].bytes for i in np.unique(store.shards_of_rows(rows))), reverse=True)
-    # At the border of two windows both are in use, and the next one is being fetched.
+    # Between two windows both are in use, and the next one is being fetched.
     need = sum(sizes if window is None else sizes[: 3 * window])
     if need > store.source.cache_bytes:
         raise UserError(
-            f"{store.source.url}: the stream uses {need:,} bytes of shards at a time and the cache holds "
-            f"{store.source.cache_bytes:,}: a larger cache or a smaller window"
+            f"{store.source.url}: the stream uses {need:,} bytes of shards at a time, but the cache holds "
+            f"{store.source.cache_bytes:,}: give a larger cache or a smaller window"
         )
 
 
 def prefetch(read: Callable[[int], T], numbers: Iterable[int], readers: int, ahead: int) -> Iterator[T]:
-    """read(n) for each n, in order; `readers` threads work on at most `ahead` results that nobody has taken yet."""
+    """read(n) for each n, in order; `readers` threads keep at most `ahead` results waiting."""
     assert readers >= 0, readers
     assert ahead >= 1, ahead
     if readers == 0:
@@ -174,8 +176,7 @@ def finite(
 ) -> Iterator[FiniteBatch]:
     """One pass over `rows` [N] in their order, in global batches of `batch` (rounded up to a multiple of `world`).
 
-    All ranks get the same number of batches of the same size, so that they can meet in collectives; what is missing at
-    the end is padding, marked as such.
+    All ranks get the same number of batches of the same size, as collectives need; the end is filled with padding.
     """
     share = -(-batch // world)
     rows = np.asarray(rows, np.int64)
@@ -191,9 +192,9 @@ def finite(
 
 
 def plain_webdataset(urls: str | Sequence[str], shuffle: int = 0, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Any webdataset shards, without our index: {"key", "x" [12, T], and the fields of the .json}, in sequence.
+    """Any webdataset shards, without our manifest: {"key", "x" [12, T], and the fields of the .json}, in sequence.
 
-    A compatibility mode: `shuffle` mixes a buffer of so many samples, and order, epochs and resuming are not exact.
+    For compatibility: `shuffle` is the size of a shuffle buffer; order, epochs and resuming are not exact.
     `urls` may hold braces, as in "x-{000..003}.tar". Only .npy and .json are decoded, never pickles.
     """
     expanded = list(braceexpand.braceexpand(urls)) if isinstance(urls, str) else list(urls)
@@ -204,7 +205,7 @@ def plain_webdataset(urls: str | Sequence[str], shuffle: int = 0, seed: int = 0)
 
 
 def open_tars(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What webdataset's pipeline takes; its own opener would hand URLs to a shell."""
+    """Open tars for webdataset's pipeline; its own opener would pass URLs to a shell."""
     for url in urls:
         try:
             with fsspec.open(url, "rb") as stream:

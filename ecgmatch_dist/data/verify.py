@@ -1,14 +1,14 @@
-"""`ecgmatch shards verify`: is every byte what the manifest says, and is the database what the recipe says?"""
+"""`ecgmatch shards verify`: check every byte of the shards against the manifest, and the counts against the recipe."""
 
 import hashlib
 import json
 import os
 import sys
 import tarfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,46 +17,70 @@ import webdataset as wds
 from numpy.typing import NDArray
 from rich.progress import track
 
-from ecgmatch_dist.data.card import write_card
+from ecgmatch_dist.data.card import render_card
+from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, read_dataset, read_manifest
+from ecgmatch_dist.data.label_check import codes_without_class, complain_about_classes, complain_about_codes
 from ecgmatch_dist.data.labels import load_scheme
-from ecgmatch_dist.data.manifest import file_sha256, read_dataset, read_manifest
-from ecgmatch_dist.data.writer import npy_header
+from ecgmatch_dist.data.shard import npy_header
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files import write_text
+from ecgmatch_dist.files.atomic import write_text
 
 
 @dataclass(frozen=True)
-class Findings:
+class Verification:
     recordings: int
     problems: list[str]
     """What is wrong with the shards, one line each."""
     differences: list[str]
     """Counts that are not the recipe's."""
+    doubts: list[str]
+    """Codes of no class and classes without recordings: right for the scheme, perhaps not for its author."""
 
 
-def verify(folder: Path) -> Findings:
+class Sample(NamedTuple):
+    """A recording as webdataset reads it from a tar; empty where the tar lacks the file."""
+
+    key: str
+    npy: bytes
+    json: bytes
+
+
+class Entry(NamedTuple):
+    """The part of a recording's row in manifest.csv that is checked against the tar."""
+
+    offset: int
+    sha256: str
+    labels: str
+    codes: str
+
+
+def verify(folder: Path) -> Verification:
     """Check the shards of one database and write card.html."""
     dataset, manifest = read_dataset(folder), read_manifest(folder)
-    labels = load_scheme(dataset["scheme"]).encode_all(manifest["codes"])
-    problems = _check_table(folder, dataset, manifest) + _check_labels(dataset, manifest, labels)
+    scheme = load_scheme(dataset.scheme)
+    labels = scheme.states_all(manifest["codes"])
+    found = _check_labels(dataset, manifest, scheme.encode_all(manifest["codes"]))
+    problems = _check_manifest(folder, dataset, manifest) + found
+    doubts = complain_about_codes(codes_without_class(manifest["codes"], scheme)[0])
+    doubts += complain_about_classes(labels, scheme.short)
     by_shard = dict(list(manifest.groupby("shard", sort=False)))
-    for shard in track(dataset["shards"], dataset["database"], transient=True, disable=not sys.stderr.isatty()):
-        problems += _check_shard(folder, shard, by_shard.get(shard["name"], manifest.iloc[:0]), dataset["length"])
-    findings = Findings(len(manifest), problems, _differences(dataset, labels))
-    card = write_card(folder, dataset, manifest, labels, findings.problems, findings.differences)
-    write_text(folder / "card.html", card)
-    return findings
+    for shard in track(dataset.shards, dataset.database, transient=True, disable=not sys.stderr.isatty()):
+        problems += _check_shard(folder, shard, by_shard.get(shard.name, manifest.iloc[:0]), dataset.length)
+    differences = _differences(dataset, labels)
+    page = render_card(folder, dataset, manifest, labels, problems, [*differences, *doubts])
+    write_text(folder / "card.html", page)
+    return Verification(len(manifest), problems, differences, doubts)
 
 
-def _check_table(folder: Path, dataset: dict[str, Any], manifest: pd.DataFrame) -> list[str]:
+def _check_manifest(folder: Path, dataset: Dataset, manifest: pd.DataFrame) -> list[str]:
     problems = []
-    if manifest["row"].tolist() != list(range(dataset["recordings"])):
-        problems.append(f"manifest.csv: rows are not 0 to {dataset['recordings'] - 1}, the recordings of dataset.json")
+    if manifest["row"].tolist() != list(range(dataset.recordings)):
+        problems.append(f"manifest.csv: rows are not 0 to {dataset.recordings - 1}, the recordings of dataset.json")
     if manifest["key"].duplicated().any():
-        problems.append(f"manifest.csv: {manifest['key'][manifest['key'].duplicated()].iloc[0]} stands there twice")
-    if (manifest["database"] != dataset["database"]).any():
-        problems.append(f"manifest.csv: recordings of another database than {dataset['database']}")
-    listed = [shard["name"] for shard in dataset["shards"]]
+        problems.append(f"manifest.csv: {manifest['key'][manifest['key'].duplicated()].iloc[0]} is there twice")
+    if (manifest["database"] != dataset.database).any():
+        problems.append(f"manifest.csv: recordings of another database than {dataset.database}")
+    listed = [shard.name for shard in dataset.shards]
     for name in sorted({*manifest["shard"]} - {*listed}):
         problems.append(f"{name}: in manifest.csv, but not in dataset.json")
     for path in sorted(folder.glob("*.tar")):
@@ -65,8 +89,8 @@ def _check_table(folder: Path, dataset: dict[str, Any], manifest: pd.DataFrame) 
     return problems
 
 
-def _check_labels(dataset: dict[str, Any], manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[str]:
-    short = np.array(dataset["classes"])
+def _check_labels(dataset: Dataset, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[str]:
+    short = np.array(dataset.classes)
     return [
         f"{key}: labelled `{stored}`, but its codes give `{' '.join(short[label == 1])}`"
         for key, stored, label in zip(manifest["key"], manifest["labels"], labels, strict=True)
@@ -74,82 +98,88 @@ def _check_labels(dataset: dict[str, Any], manifest: pd.DataFrame, labels: NDArr
     ]
 
 
-def _check_shard(folder: Path, shard: dict[str, Any], rows: pd.DataFrame, length: int) -> list[str]:
-    """Checksum of the tar; and each recording as webdataset reads it, and as `pread` at its offset does."""
-    name = shard["name"]
+def _check_shard(folder: Path, shard: ShardEntry, rows: pd.DataFrame, length: int) -> list[str]:
+    """Check the tar's checksum, and each recording both as webdataset reads it and as `pread` does at its offset."""
+    name = shard.name
     remedy = f"remove {Path(name).stem}.csv and build again: only this shard is written anew"
     try:
-        if file_sha256(folder / name) != shard["sha256"]:
+        if file_sha256(folder / name) != shard.sha256:
             return [f"{name}: its checksum is not the one in dataset.json; {remedy}"]
         with (folder / name).open("rb") as stream:
             samples = list(_read_tar(stream))
-            if [sample["__key__"] for sample in samples] != rows["key"].tolist():
+            if [sample.key for sample in samples] != rows["key"].tolist():
                 return [f"{name}: its {len(samples)} recordings are not the {len(rows)} that manifest.csv puts there"]
-            pairs = zip(samples, rows.to_dict("records"), strict=True)
-            faults = [_check_sample(stream.fileno(), sample, row, length) for sample, row in pairs]
+            entries = map(Entry, rows["offset"], rows["sha256"], rows["labels"], rows["codes"])
+            pairs = zip(samples, entries, strict=True)
+            faults = [_check_sample(stream.fileno(), sample, entry, length) for sample, entry in pairs]
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror}); {remedy}"]
     except (tarfile.TarError, ValueError) as error:
         return [f"{name}: not a webdataset tar ({error}); {remedy}"]
-    return [f"{name}: {row_key}: {fault}" for row_key, fault in zip(rows["key"], faults, strict=True) if fault]
+    return [f"{name}: {key}: {fault}" for key, fault in zip(rows["key"], faults, strict=True) if fault]
 
 
-def _read_tar(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Samples as webdataset reads them; by its inner functions, as braces in a file's name are no pattern here."""
-    yield from wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander([{"url": "", "stream": stream}]))
+def _read_tar(stream: BinaryIO) -> Iterator[Sample]:
+    # webdataset's inner functions: its outer ones would take braces in a file's name for a pattern
+    files = wds.tariterators.tar_file_expander([{"url": "", "stream": stream}])
+    for sample in wds.tariterators.group_by_keys(files):
+        yield Sample(sample["__key__"], sample.get("ecg.npy", b""), sample.get("json", b"{}"))
 
 
-def _check_sample(descriptor: int, sample: dict[str, Any], row: dict[Hashable, Any], length: int) -> str:
-    """What is wrong with one recording; empty if nothing."""
+def _check_sample(descriptor: int, sample: Sample, entry: Entry, length: int) -> str:
+    """What is wrong with one recording; empty if nothing is."""
     header = npy_header(length)
-    member = os.pread(descriptor, len(header) + 2 * 12 * length, max(row["offset"] - len(header), 0))
-    if not member.startswith(header) or member != sample.get("ecg.npy"):
-        return f"at offset {row['offset']} there is no float16 array [12, {length}] of this recording"
-    if hashlib.sha256(member[len(header) :]).hexdigest() != row["sha256"]:
+    member = os.pread(descriptor, len(header) + 2 * 12 * length, max(entry.offset - len(header), 0))
+    if not member.startswith(header) or member != sample.npy:
+        return f"at offset {entry.offset} there is no float16 array [12, {length}] of this recording"
+    if hashlib.sha256(member[len(header) :]).hexdigest() != entry.sha256:
         return "its checksum is not the one in manifest.csv"
     if not np.isfinite(np.frombuffer(member, "<f2", offset=len(header))).all():
         return "holds numbers that are not finite"
-    about = json.loads(sample.get("json", b"{}"))
-    if (about.get("labels"), about.get("codes")) != (row["labels"].split(), row["codes"].split()):
+    about = json.loads(sample.json)
+    if (about.get("labels"), about.get("codes")) != (entry.labels.split(), entry.codes.split()):
         return "labels or codes in its .json are not those in manifest.csv"
     return ""
 
 
-def _differences(dataset: dict[str, Any], labels: NDArray[np.uint8]) -> list[str]:
+def _differences(dataset: Dataset, labels: NDArray[np.uint8]) -> list[str]:
     """Counts that are not the recipe's."""
-    expected = dataset["expected"]
+    expected = dataset.expected
     counts = {
-        "recordings read": (dataset["recordings"] + dataset["rejected"], expected["recordings"]),
-        "kept": (dataset["recordings"], expected["kept"]),
+        "recordings read": (dataset.recordings + dataset.rejected, expected.recordings),
+        "kept": (dataset.recordings, expected.kept),
         **{
-            f"of class {short}": (int(count), expected["classes"].get(short))
-            for short, count in zip(dataset["classes"], labels.sum(axis=0), strict=True)
+            f"of class {short}": (int(count), expected.classes.get(short))
+            for short, count in zip(dataset.classes, (labels == 1).sum(axis=0), strict=True)
         },
     }
     return [f"{what}: {n:,}, expected {m:,}" for what, (n, m) in counts.items() if m is not None and n != m]
 
 
 def main(folder: tyro.conf.Positional[Path], /, expect: bool = False) -> None:
-    """Check every checksum, offset and label of shards, compare counts with the recipe, and write card.html.
+    """Check every checksum, offset and label of the shards, compare their counts with the recipe, and write card.html.
 
     Args:
         folder: The shards of one database, or the root of several.
-        expect: Counts other than the recipe's are an error, not a remark.
+        expect: Treat counts other than the recipe's as errors.
     """
     folders = (
         [folder] if (folder / "dataset.json").exists() else sorted(p.parent for p in folder.glob("*/dataset.json"))
     )
     if not folders:
-        raise UserError(f"{folder}: no shards there (no dataset.json in it, nor in a folder below)")
+        raise UserError(
+            f"{folder}: no shards there (no dataset.json in it or in a folder below); make them with `ecgmatch shards build`"
+        )
     bad = 0
-    for one in folders:
-        found = verify(one)
-        problems = found.problems + (found.differences if expect else [])
+    for database in folders:
+        result = verify(database)
+        problems = result.problems + (result.differences if expect else [])
         bad += len(problems)
-        print(f"{one}: {found.recordings:,} recordings, {len(problems) or 'no'} problems; see {one / 'card.html'}")
-        for difference in [] if expect else found.differences:
-            print(f"  {difference}")
+        count = len(problems) or "no"
+        print(f"{database}: {result.recordings:,} recordings, {count} problems; see {database / 'card.html'}")
+        for note in [*([] if expect else result.differences), *result.doubts]:
+            print(f"  {note}")
         for problem in problems[:20]:
-            print(f"{one}: {problem}", file=sys.stderr)
+            print(f"{database}: {problem}", file=sys.stderr)
     if bad:
         raise UserError(f"{folder}: {bad} problems (see above, and card.html)")

@@ -1,1 +1,1 @@
-"""Many runs at once: sweeps, the jobs that Slurm runs, and what became of them. The trainer knows nothing of this."""
+"""Many runs at once: sweeps, their Slurm jobs, their status. The trainer does not import this."""

@@ -1,16 +1,19 @@
-"""A cluster's own ways, in one file: slurm/<site>.toml."""
+"""What is particular to a cluster: one file, slurm/<site>.toml."""
 
-import dataclasses
-import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecgmatch_dist import recipes
+import submitit
+
+from ecgmatch_dist import resources
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.strict import read_toml
 
 CRASHES = 10  # how often a job that lost a rank is queued again
-WAIT = 60  # seconds from the end of the first rank to that of the last; who hangs is killed then
+WAIT = 60  # seconds after the end of the first rank until srun kills the ranks that hang
 
 
 @dataclass(frozen=True)
@@ -23,23 +26,23 @@ class Site:
     constraint: str = ""
     exclude: str = ""
     nodes: int = 1
-    """Nodes of one run."""
+    """Nodes per run."""
     gpus_per_node: int = 0
-    """GPUs of one run on each node; 0: computed on CPUs."""
+    """GPUs per node; 0: train on CPUs."""
     ranks_per_node: int = 0
-    """Processes of one run on each node; 0: one a GPU, or one."""
+    """Processes per node; 0: one per GPU, or one without GPUs."""
     cpus_per_rank: int = 1
-    """Cores of each process."""
+    """Cores per process."""
     memory_gib: float = 0.0
-    """Main memory a node; 0: the cluster's default."""
+    """Main memory per node; 0: the cluster's default."""
     minutes: int = 720
-    """Time limit. A run that needs longer is queued again and goes on."""
+    """Time limit. A run that needs longer is queued again and resumes."""
     warning_seconds: int = 120
-    """Slurm warns a job so long before its time limit; it must be enough for a step, a validation and a checkpoint."""
+    """How long before the time limit Slurm warns a job. Must be enough for a step, a validation and a checkpoint."""
     parallel: int = 64
-    """Runs of a sweep at the same time."""
+    """Runs of a sweep that run at the same time."""
     requeues: int = 100
-    """Time limits that a run may reach before it is left alone."""
+    """How many time limits a run may reach before it is not queued again."""
     setup: list[str] = field(default_factory=list)
     """Shell lines before the run: modules, environment variables."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -56,11 +59,11 @@ class Site:
 
     @property
     def ranks(self) -> int:
-        """Processes of one run on each node."""
+        """Processes per node."""
         return self.ranks_per_node or self.gpus_per_node or 1
 
     def parameters(self, job_name: str, folder: Path, held: bool = False) -> dict[str, Any]:
-        """What submitit's Slurm executor takes; held: to wait until somebody releases it."""
+        """The parameters of submitit's Slurm executor. `held`: the jobs wait until they are released."""
         wanted = {
             "job_name": job_name,
             "partition": self.partition,
@@ -78,20 +81,34 @@ class Site:
         return {name: value for name, value in wanted.items() if value} | {
             "signal_delay_s": self.warning_seconds,
             "array_parallelism": self.parallel,
-            "setup": [*self.setup, "export PYTHONFAULTHANDLER=1 COLUMNS=200"],  # whole lines in the logs
+            "setup": [*self.setup, "export PYTHONFAULTHANDLER=1 COLUMNS=200"],  # long lines are not wrapped in the logs
             "teardown": requeue_after_a_crash(folder),
-            # srun does not hand the batch job's cores on to its tasks by itself (Slurm 22.05 and later).
+            # Since Slurm 22.05, srun does not pass the batch job's cores on to its tasks.
             "srun_args": [f"--cpus-per-task={self.cpus_per_rank}", f"--wait={WAIT}"],
             "additional_parameters": {"requeue": True, **self.extra} | ({"hold": True} if held else {}),
         }
 
+    def submit(self, job_name: str, folder: Path, tasks: Sequence[Callable[[], Any]], held: bool = False) -> list[str]:
+        """Submit tasks as one job array; a single one as a plain job. Returns the job ids."""
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=self.requeues)
+        executor.update_parameters(**self.parameters(job_name, folder, held))
+        with executor.batch() if len(tasks) > 1 else nullcontext():
+            jobs = [executor.submit(task) for task in tasks]
+        return [str(job.job_id) for job in jobs]
+
 
 def requeue_after_a_crash(folder: Path) -> list[str]:
-    """Shell lines behind srun: a rank that a signal ended (kill -9, out of memory, a watchdog's abort) or that lost another one
-    (watchdog.py) is not the run's fault, and the job goes back into the queue, unless Slurm has started a newer copy of it
-    meanwhile. srun's exit code is then above 128; a run's own errors have lower codes, and 255 is submitit's after it has
-    queued the job again itself. 75: the run was asked to stop and saved itself. If Slurm still has the job running, it was
-    not cancelled but is being pre-empted by a cluster that only sends SIGTERM, and it goes back, too."""
+    """Shell lines after srun that queue the job again where the run itself is not at fault.
+
+    srun's exit code decides:
+    - 129 to 254: a signal ended a rank (kill -9, out of memory, an abort after a timeout), or a rank lost another one
+      (recovery/heartbeat.py). Queued again, at most CRASHES times.
+    - 75: the run was asked to stop and saved itself. If Slurm still has the job running, it was not cancelled: it is being
+      pre-empted by a cluster that only sends SIGTERM. Queued again.
+    - 255: submitit has already queued the job again. Other codes are the run's own errors. Both: nothing to do.
+
+    Nothing is done either if Slurm has started a newer copy of the job meanwhile.
+    """
     job = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     return [
         "code=$?",
@@ -110,21 +127,6 @@ def requeue_after_a_crash(folder: Path) -> list[str]:
     ]
 
 
-def load(name: str) -> Site:
+def load_site(name: str) -> Site:
     """The site of this name in slurm/, or of a .toml file; no name: one process on any node."""
-    if not name:
-        return Site()
-    path = recipes.find("slurm", name)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: {error}") from error
-    fields = {f.name: f for f in dataclasses.fields(Site)}
-    for key, value in table.items():
-        if key not in fields:
-            raise UserError(f"{path}: unknown key `{key}`; known are {', '.join(fields)}")
-        default = getattr(Site(), key)
-        wanted = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path}: {key} = {value!r}: of the same kind as {default!r}")
-    return Site(**table)
+    return read_toml(resources.find("slurm", name), Site) if name else Site()

@@ -1,4 +1,4 @@
-"""`ecgmatch status`, `logs`, `cancel`, `choose`: a sweep's runs, as Slurm and the run folders know them."""
+"""`ecgmatch status`, `logs`, `cancel`: the runs of a submitted sweep, from Slurm and from the run folders."""
 
 import json
 import statistics
@@ -8,7 +8,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -18,15 +18,14 @@ from rich.table import Table
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import slurm
-from ecgmatch_dist.launch.submissions import at_work_here, finished, folder_of, latest, read_records
-from ecgmatch_dist.launch.sweep import last_line
-
-TAIL = 65536  # bytes at the end of metrics.jsonl that are read
+from ecgmatch_dist.launch.submissions import finished, latest_submissions, read_submissions, sweep_folder
+from ecgmatch_dist.launch.sweep_plan import read_plan
+from ecgmatch_dist.record.metrics_file import read_latest
 
 
 @dataclass(frozen=True)
-class Row:
-    """A run in the table."""
+class StatusRow:
+    """One run in the table."""
 
     name: str
     state: str
@@ -36,51 +35,28 @@ class Row:
     steps: int = 0
     best: float | None = None
     left: float | None = None
-    """Seconds until the last step, at the present speed."""
+    """Seconds until the last step, at the current speed."""
     restarts: int = 0
     error: str = ""
 
 
-def read_plan(sweep: str, runs: Path) -> list[dict[str, Any]]:
-    """The runs of a sweep that was submitted into `runs`."""
-    path = folder_of(runs, Path(sweep).stem) / "plan.json"
-    if not path.is_file():
-        known = sorted(p.parent.name for p in runs.glob("sweeps/*/plan.json"))
-        raise UserError(
-            f"{runs}: no sweep `{Path(sweep).stem}` was submitted here; known are {', '.join(known) or 'none'}"
-        )
-    plan: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return plan
-
-
 def progress(folder: Path) -> tuple[int, float | None, float | None]:
-    """Step, best validation MAP so far and seconds a step, from the end of metrics.jsonl and the latest checkpoint."""
+    """Step, best validation MAP so far and seconds per step, from the end of metrics.jsonl and the checkpoints."""
     step, seconds, best = 0, [], -1.0
-    path = folder / "metrics.jsonl"
-    if path.is_file():
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # the first line is cut, the last one may be
-                continue
-            step = record["step"]
-            if record["kind"] == "train":
-                seconds.append(float(record["time/step"]))
-            else:
-                best = max(best, record["map"])
+    for line in read_latest(folder):
+        step = line.step
+        seconds += [line.values["time/step"]] if "time/step" in line.values else []
+        best = max(best, line.values.get("map", best))
     for state in folder.glob("checkpoints/step-*/state.json"):
-        with suppress(OSError, ValueError, KeyError):  # the run removes old ones at any moment, and one may be damaged
+        with suppress(OSError, ValueError, KeyError):  # the run may be removing it, or it is damaged
             best = max(best, json.loads(state.read_text(encoding="utf-8"))["counters"]["best"]["map"])
     return step, best if best >= 0 else None, statistics.median(seconds) if seconds else None
 
 
 def state_of(
-    name: str, runs: Path, job: str, live: dict[str, slurm.Job], gone: dict[str, slurm.Job]
+    name: str, runs: Path, job: str, live: dict[str, slurm.SlurmJob], gone: dict[str, slurm.SlurmJob]
 ) -> tuple[str, str]:
-    """State and node. The run folder knows best what is finished, the queue what is at work, the accounting the rest."""
+    """State and node: "finished" by the run folder, else by the queue (`live`), else by the accounting (`gone`)."""
     if finished(runs, name):
         return "finished", gone[job].nodes if job in gone else ""
     if job in live:
@@ -92,33 +68,32 @@ def state_of(
     return ("ended" if job else "not submitted"), ""
 
 
-def collect(sweep: str, runs: Path) -> list[Row]:
-    """One row for each run of the sweep."""
+def collect(sweep: str, runs: Path) -> list[StatusRow]:
+    """One row per run of the sweep."""
     plan = read_plan(sweep, runs)
-    records = latest(runs)
-    ids = {r["job"] for r in records.values() if r["cluster"] == "slurm"}
+    submissions = latest_submissions(runs)
+    ids = {submission.job for submission in submissions.values() if submission.cluster == "slurm"}
     live = {name: job for name, job in slurm.queue().items() if name in ids} if ids and slurm.available() else {}
-    gone = slurm.accounted(ids - live.keys())
-    for record in records.values():  # a sweep on this machine: its jobs are processes
-        if at_work_here(record):
-            live[record["job"]] = slurm.Job(record["job"], "RUNNING", "here", "None")
+    gone = slurm.accounting(ids - live.keys())
+    for submission in submissions.values():
+        if submission.is_running_here():
+            live[submission.job] = slurm.SlurmJob(submission.job, "RUNNING", "here", "None")
     rows = []
     for entry in plan:
-        name, steps = entry["run"], entry["config"]["optim"]["steps"]
-        record = records.get(name, {})
-        job = record.get("job", "")
+        name, steps = entry.run, entry.steps
+        latest = submissions.get(name)
+        job = latest.job if latest else ""
         state, node = state_of(name, runs, job, live, gone)
         step, best, seconds = progress(runs / name)
         running = state == "running"
         generations = len(list((runs / name).glob("generations/*.jsonl")))
-        failed = state.startswith(("failed", "ended"))
-        error = last_line(Path(record["folder"]) / f"{job}_0_log.err", name) if failed else ""
+        error = latest.last_error() if latest and state.startswith(("failed", "ended")) else ""
         left = (steps - step) * seconds if running and seconds else None
-        rows.append(Row(name, state, node, job, step, steps, best, left, max(0, generations - 1), error))
+        rows.append(StatusRow(name, state, node, job, step, steps, best, left, max(0, generations - 1), error))
     return rows
 
 
-def show(rows: list[Row], title: str) -> Table:
+def show(rows: list[StatusRow], title: str) -> Table:
     counts: dict[str, int] = defaultdict(int)
     for row in rows:
         counts[row.state.split(" (")[0]] += 1
@@ -135,7 +110,7 @@ def show(rows: list[Row], title: str) -> Table:
         "restarts": [str(row.restarts or "") for row in rows],
         "last error": [row.error for row in rows],
     }
-    columns = {name: cells for name, cells in columns.items() if any(cells)}  # terminals are narrow
+    columns = {name: cells for name, cells in columns.items() if any(cells)}  # save width
     for name in columns:
         least = {"run": 16, "state": 9, "last error": 20}.get(name)
         right = name in ("step", "best MAP", "left", "restarts")
@@ -164,18 +139,18 @@ def main(
     Args:
         sweep: Name of a submitted sweep, or its file.
         runs: Folder of runs that it was submitted into.
-        watch: Go on until no run waits or runs.
-        every: Seconds between looks.
+        watch: Update the table until no run is pending or running.
+        every: Seconds between updates.
     """
     name = Path(sweep).stem
-    rows = collect(sweep, runs)
+    rows = collect(name, runs)
     if not watch:
         Console().print(show(rows, name))
         return
     with Live(show(rows, name), auto_refresh=False) as live:
         while any(row.state.startswith(("pending", "running", "completing", "configuring", "requeue")) for row in rows):
             time.sleep(every)
-            rows = collect(sweep, runs)
+            rows = collect(name, runs)
             live.update(show(rows, name), refresh=True)
 
 
@@ -186,21 +161,21 @@ def logs(
     lines: int = 40,
     follow: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """The end of a run's log, and of what its latest job wrote.
+    """The end of a run's log and of the output of its latest job.
 
     Args:
         run: Name of the run.
         runs: Folder of runs.
-        lines: How many of each.
-        follow: Go on with what is added, also across restarts, until Ctrl-C.
+        lines: Lines per file.
+        follow: Show new lines as they come, also across restarts, until Ctrl-C.
     """
     files = [runs / run / "log.txt"]
-    if last := latest(runs).get(run):
-        files += sorted(Path(last["folder"]).glob(f"{last['job']}_*_log.*"))
+    if latest := latest_submissions(runs).get(run):
+        files += latest.output_files()
     if not any(path.is_file() for path in files):
         raise UserError(f"{runs}: no run `{run}` here; `ecgmatch status SWEEP` lists names")
     if follow:
-        with suppress(KeyboardInterrupt):  # -F: a restarted run's log is another file of the same name
+        with suppress(KeyboardInterrupt):  # -F: a restart replaces log.txt by a new file
             subprocess.call(["tail", "-n", str(lines), "-F", *map(str, files)])
         return
     for path in files:
@@ -210,45 +185,15 @@ def logs(
 
 
 def cancel(sweep: tyro.conf.Positional[str], /, runs: Path = Path("runs")) -> None:
-    """End the jobs of a sweep that wait or run. Runs keep what they have; `ecgmatch sweep` takes them up again.
+    """Cancel the pending and running jobs of a sweep. Runs keep their checkpoints; `ecgmatch sweep` resumes them.
 
     Args:
         sweep: Name of a submitted sweep, or its file.
         runs: Folder of runs that it was submitted into.
     """
-    read_plan(sweep, runs)
-    mine = {r["job"]: r["run"] for r in read_records(folder_of(runs, Path(sweep).stem)) if r["cluster"] == "slurm"}
-    jobs = slurm.living(mine)
+    name = Path(sweep).stem
+    read_plan(name, runs)  # refuses a sweep that was not submitted here
+    submitted = {s.job: s.run for s in read_submissions(sweep_folder(runs, name)) if s.cluster == "slurm"}
+    jobs = slurm.alive_among(submitted)
     slurm.cancel(jobs)
-    print(f"{len(jobs)} jobs cancelled" + "".join(f"\n  {job}  {mine[job]}" for job in sorted(jobs)))
-
-
-def choose(sweep: tyro.conf.Positional[str], /, runs: Path = Path("runs")) -> None:
-    """The settings of a sweep by their mean validation MAP over its splits; test results are not looked at.
-
-    Args:
-        sweep: Name of a submitted sweep, or its file.
-        runs: Folder of runs that it was submitted into.
-    """
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
-    missing = 0
-    for entry in read_plan(sweep, runs):
-        config, path = entry["config"], runs / entry["run"] / "result.json"
-        if not path.is_file():
-            missing += 1
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
-        values[config["method"]["name"], config["tag"]].append(result["validation"]["map"])
-    if not values:
-        raise UserError(f"{runs}: no run of the sweep {Path(sweep).stem} is finished")
-    most = max(map(len, values.values()))
-    ranked = sorted(values.items(), key=lambda item: (-len(item[1]), -statistics.mean(item[1])))
-    table = Table(title=f"{Path(sweep).stem}: mean validation MAP", title_justify="left")
-    for name in ("method", "settings", "MAP", "runs"):
-        table.add_column(name, justify="right" if name in ("MAP", "runs") else "left")
-    for (method, tag), scores in ranked:
-        note = "" if len(scores) == most else f" of {most}"
-        table.add_row(method, tag or "(as they are)", f"{statistics.mean(scores):.4f}", f"{len(scores)}{note}")
-    Console().print(table)
-    if missing:
-        print(f"{missing} runs are not finished: only settings with all {most} splits can be compared")
+    print(f"{len(jobs)} jobs cancelled" + "".join(f"\n  {job}  {submitted[job]}" for job in sorted(jobs)))

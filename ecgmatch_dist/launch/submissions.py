@@ -1,62 +1,89 @@
-"""The list of what was submitted: a line for each run and submission, in `submissions.jsonl` beside a sweep's plan."""
+"""submissions.jsonl: one line per run and submission, in the sweep's folder."""
 
-import json
 from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from ecgmatch_dist.files.jsonl import read_lines, to_line
+from ecgmatch_dist.files.strict import convert
 
 
-def folder_of(runs: Path, sweep: str) -> Path:
-    """Where a sweep's plan, submissions and jobs' output lie."""
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One run, submitted once."""
+
+    run: str
+    starts: dict[str, str] = field(default_factory=dict)
+    """The unfinished runs that it starts from, with their Slurm jobs."""
+    cluster: Literal["slurm", "local"]
+    job: str
+    """Slurm's job id; for a local run, the process id of its launcher."""
+    folder: str
+    """Where the output of its job lies."""
+    time: float
+    """Seconds since 1970."""
+
+    def is_running_here(self) -> bool:
+        """Whether this is a local run whose process is alive. Process ids are reused, but the process of a run has the
+        folder of its output on its command line."""
+        if self.cluster != "local":
+            return False
+        try:
+            return self.folder.encode() in Path(f"/proc/{self.job}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    def output_files(self) -> list[Path]:
+        """Standard output and standard error of each rank."""
+        return sorted(Path(self.folder).glob(f"{self.job}_*_log.*"))
+
+    def last_error(self) -> str:
+        """The last line of rank 0's standard error that explains something. Its progress lines are there, too, and do not."""
+        path = Path(self.folder) / f"{self.job}_0_log.err"
+        if not path.is_file():
+            return ""
+        lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+        noise = ("srun:", "slurmstepd:", "*", "submitit", "Traceback", "File ", f"{self.run}: ")
+        return next((line for line in reversed(lines) if line and not line.startswith(noise)), "")
+
+
+def sweep_folder(runs: Path, sweep: str) -> Path:
+    """Where a sweep's plan, its submissions and the output of its jobs lie."""
     return runs / "sweeps" / sweep
 
 
-def write_records(folder: Path, records: Iterable[dict[str, Any]]) -> None:
-    """All lines in one piece: a submission is on the list, or it is not."""
+def append_submissions(folder: Path, submissions: Iterable[Submission]) -> None:
+    """Append all lines in one write, so that a kill leaves all or none of them."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "submissions.jsonl"
-    cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a full disk
+    cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # the disk was full
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * cut + "".join(json.dumps(record) + "\n" for record in records))
+        file.write("\n" * cut + "".join(to_line(asdict(submission)) for submission in submissions))
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Of one sweep, in the order of submission. A line that is cut tells nothing: its job is held, and taken up as lost."""
+def read_submissions(folder: Path) -> list[Submission]:
+    """The submissions of one sweep, the latest last. A cut line is skipped: its job is still held, and the next submission
+    cancels it."""
     path = folder / "submissions.jsonl"
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return records
+    return [convert(record, Submission, str(path)) for record in read_lines(path)]
 
 
-def all_records(runs: Path) -> list[dict[str, Any]]:
-    """Of all sweeps into a folder of runs, the latest last."""
-    records = [record for path in runs.glob("sweeps/*/submissions.jsonl") for record in read_records(path.parent)]
-    return sorted(records, key=lambda record: float(record["time"]))
+def all_submissions(runs: Path) -> list[Submission]:
+    """The submissions of all sweeps into a folder of runs, the latest last."""
+    found = [each for path in runs.glob("sweeps/*/submissions.jsonl") for each in read_submissions(path.parent)]
+    return sorted(found, key=lambda submission: submission.time)
 
 
-def latest(runs: Path) -> dict[str, dict[str, Any]]:
-    """Name of a run -> the record of its latest submission, of whichever sweep."""
-    return {record["run"]: record for record in all_records(runs)}
+def latest_submissions(runs: Path) -> dict[str, Submission]:
+    """Run -> its latest submission, by any sweep."""
+    return {submission.run: submission for submission in all_submissions(runs)}
 
 
-def jobs_of(runs: Path) -> dict[str, str]:
-    """Name of a run -> its latest Slurm job, of whichever sweep submitted it."""
-    return {record["run"]: record["job"] for record in all_records(runs) if record["cluster"] == "slurm"}
+def slurm_jobs(runs: Path) -> dict[str, str]:
+    """Run -> its latest Slurm job, submitted by any sweep."""
+    return {submission.run: submission.job for submission in all_submissions(runs) if submission.cluster == "slurm"}
 
 
 def finished(runs: Path, name: str) -> bool:
     return (runs / name / "result.json").is_file()
-
-
-def at_work_here(record: dict[str, Any]) -> bool:
-    """Whether a record is of a run on this machine that is at work. Its job is a process, whose number may come again for
-    another one: it names the folder of its output."""
-    if record["cluster"] != "local":
-        return False
-    try:
-        return record["folder"].encode() in Path(f"/proc/{record['job']}/cmdline").read_bytes()
-    except OSError:
-        return False

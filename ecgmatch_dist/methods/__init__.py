@@ -1,1 +1,1 @@
-"""One file a method, one signature (`base.Method`); their settings are in `configs`, their making in `registry`."""
+"""One file per method: its settings and its losses. base.py says how to write one."""

@@ -1,130 +1,158 @@
-"""What every method sees of a step, and the one signature that all of them share.
+"""The base class of all methods. To write a method, add one file to methods/ with two classes:
 
-Legend: B labelled rows, U unlabelled rows (this rank's share of the global batches), V = 12 leads, T samples, C classes.
+    @dataclass(frozen=True)
+    class MineSettings(MethodSettings):
+        name, title = "mine", "Mine"
+        lambda_u: float = 1.0                                        # becomes the option --method.lambda-u
+
+    class Mine(Method[MineSettings], settings=MineSettings):
+        def losses(self, views, student, teacher, bank):
+            labelled, strong = student(views.labelled, views.strong)        # one training forward
+            y_u = teacher.infer(views.weak.x).logits.sigmoid()              # no gradient
+            loss_b, loss_u = bce(labelled.logits, views.y_b, views.weight_b), bce(strong.logits, y_u)
+            return {"loss": loss_b + self.settings.lambda_u * loss_u, "loss/b": loss_b, "loss/u": loss_u}
+
+`ecgmatch train --method mine` then finds it. fixmatch.py is the smallest complete example.
+
+Rules that keep a run the same on any number of ranks:
+- Call `student(...)` once per step. A loss that is a mean over this rank's rows is right as it is: DDP averages gradients.
+- Anything else over the global batch goes through `distributed.collectives` (`all_sum`, `gather_rows`).
+- Draw random numbers from the keys of the views (`keyed.py`), never from torch's generator.
+- Give `views.weight_b` to `bce` beside `views.y_b`: labels that nobody has given are NaN and have weight 0.
+- Read no value of a tensor on the host (`.item()`, `if tensor:`): on a GPU the host would wait for it in every step.
+
+Shapes: B labelled rows, U unlabelled rows (this rank's share of the global batches), C classes.
 """
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ecgmatch_dist import keyed
-from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.bank import MemoryBank
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.config import MethodSettings
+from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.methods.views import Pass, Views
+from ecgmatch_dist.network.student import Student
+from ecgmatch_dist.network.teacher import Teacher
+
+Settings = TypeVar("Settings", bound=MethodSettings)
+Arrays = dict[str, NDArray[Any]]
 
 
-class View(NamedTuple):
-    """One augmented batch, and the keys from which its dropout is drawn."""
+@dataclass(frozen=True)
+class Task:
+    """What a method knows before the first step."""
 
-    x: Tensor  # [b, V, T]
-    keys: Tensor  # [b]
+    labels: Tensor
+    """[N_B, C] of the whole labelled part, on the run's device and in its precision; NaN where nobody has looked."""
+    rows: int
+    """N_U, the number of unlabelled recordings."""
+    steps: int
+    """E, the largest number of steps."""
+    width: int
+    """D, the length of the features z."""
+    seed: int
+    bank_view: str = "weak"
+    """Input of the teacher and of the query: the "weak" view or the "clean" signal."""
 
+    @property
+    def classes(self) -> int:
+        return self.labels.shape[1]
 
-Pass = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""One pass over the unlabelled part: this rank's ids [b] (-1: padding) and signals [b, V, T], equally often on all ranks."""
-
-
-class Views:
-    """The labelled and unlabelled batch of a step, and the views of them that a method asks for, each made once.
-
-    All randomness is keyed by (seed, step, view, row of the split): it does not depend on the rank that draws it.
-    """
-
-    def __init__(
-        self,
-        x_b: Tensor,
-        y_b: Tensor,
-        ids_b: Tensor,
-        x_u: Tensor,
-        ids_u: Tensor,
-        augment: ECGAugment,
-        seed: int,
-        step: int,
-    ) -> None:
-        self.x_b, self.y_b, self.ids_b = x_b, y_b, ids_b  # [B, V, T], [B, C], [B]
-        self.x_u, self.ids_u = x_u, ids_u  # [U, V, T], [U]
-        self.augment, self.seed, self.step = augment, seed, step
-
-    def keys(self, view: int, ids: Tensor) -> Tensor:
-        return keyed.row_keys(self.seed, self.step, view, ids)
-
-    def _view(self, number: int, x: Tensor, ids: Tensor, strong: bool) -> View:
-        keys = self.keys(number, ids)
-        batch_key = self.keys(number, torch.full_like(ids[:1], -1))
-        transform = self.augment.strong if strong else self.augment.weak
-        return View(transform(x, keys, batch_key), keys)
-
-    @cached_property
-    def labelled(self) -> View:
-        """w(x_b), or g(x_b) where the settings say so."""
-        return self._view(0, self.x_b, self.ids_b, strong=self.augment.settings.labelled == "strong")
-
-    @cached_property
-    def weak(self) -> View:
-        """w(x_u)."""
-        return self._view(1, self.x_u, self.ids_u, strong=False)
-
-    @cached_property
-    def strong(self) -> View:
-        """g(x_u)."""
-        return self._view(2, self.x_u, self.ids_u, strong=True)
-
-    @cached_property
-    def weak_again(self) -> View:
-        """A second, independent w(x_u)."""
-        return self._view(3, self.x_u, self.ids_u, strong=False)
-
-    @cached_property
-    def clean(self) -> View:
-        """x_u itself."""
-        return View(self.x_u, self.keys(4, self.ids_u))
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
 
 
-class Method(Protocol):
-    """One way to learn from labelled and unlabelled batches.
+class BankOptions(NamedTuple):
+    """The memory banks that a method uses."""
 
-    `losses` returns scalars by name: "loss" is what is minimised, "loss/..." its parts, anything else is only logged.
-    Three entries are [U, C], without gradient, and serve the comparison of methods: "pseudo_labels", their "weights" (0 where
-    not selected), and the student's own "predictions" of the same rows.
-    """
-
-    uses_unlabelled: bool
-    uses_bank: bool
-    counts_from: int
-    """Validations before this step choose nothing and count for nothing."""
-    auxiliary: nn.Module | None
-    """What is trained with the network and discarded after training."""
-
-    def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
-        """Called before every step: for what needs a look at the whole unlabelled part."""
-        ...
-
-    def losses(
-        self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None
-    ) -> dict[str, Tensor]: ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What must survive a restart beside the networks and the bank; the same on every rank."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+    neighbours: int
+    """K."""
+    memory: float = 0.0
+    """Share of a row's old prediction that is kept when the row is written again."""
 
 
-class Simple:
-    """What most methods have in common: nothing to prepare, nothing to remember, every validation counts."""
+@dataclass(frozen=True)
+class Images:
+    """Images for TensorBoard, by name."""
 
-    counts_from = 0
+    signals: dict[str, Tensor] = field(default_factory=dict)
+    """[b, 12, T]; the first row is drawn."""
+    matrices: dict[str, Tensor] = field(default_factory=dict)
+    """[C, C]"""
+
+
+class Method(Generic[Settings]):
+    """One way to learn from labelled and unlabelled batches. Only `losses` must be written; everything else has a default."""
+
+    # Attributes that a method may set in __init__
+
+    bank_options: BankOptions | None = None
+    """None: the method gets no memory bank."""
+    validate_after = 0
+    """The run does not validate up to this step, so no earlier model is kept and early stopping does not count."""
+    probes = False
+    """It does not train the classifier: a linear probe of the labelled part takes its place before a validation."""
     auxiliary: nn.Module | None = None
+    """Trained together with the network and discarded after training."""
+
+    registered: ClassVar[dict[type[MethodSettings], type["Method[Any]"]]] = {}
+
+    def __init_subclass__(cls, settings: type[MethodSettings] | None = None) -> None:
+        if settings is not None:
+            cls.registered[settings] = cls
+
+    def __init__(self, settings: Settings, task: Task) -> None:
+        self.settings, self.task = settings, task
+
+    # Training
+
+    def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
+        """The losses of one step as scalars by name: "loss" is minimised, "loss/..." are its parts, others are only logged.
+
+        Three optional entries [U, C] without gradient let the report compare methods: "pseudo_labels", their "weights" (0: not
+        selected), and "predictions", the student's own probabilities of the same rows.
+        """
+        raise NotImplementedError
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
-        pass
+        """Called before every step. `unlabelled` makes a pass over the whole unlabelled part, for methods that need one."""
+
+    def phase(self, step: int) -> tuple[int, int]:
+        """The step within the current round of training, and the steps of this round. The learning rate follows it, and the
+        optimiser forgets its momentum where a later round begins. A method without rounds has one."""
+        return step, self.task.steps
+
+    def set_committee(self, members: Sequence[Teacher]) -> None:
+        """Called once, before the first step, with the other supervised runs that this one starts from. The first of them is
+        not included: the student has its weights."""
+
+    # Checkpoint
 
     def state_dict(self) -> dict[str, Tensor]:
+        """State that changes during training, without networks and bank. It must be the same on every rank."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         assert not state
+
+    # Records
+
+    def images(self, views: Views) -> Images:
+        """Images for TensorBoard, drawn after each validation."""
+        return Images()
+
+    def artifacts(self, unlabelled: Callable[[], Predictions]) -> dict[str, Arrays]:
+        """Arrays for the run folder, written at the end, by file name. `unlabelled` returns the kept model's predictions of the
+        unlabelled part; it is a collective call: all ranks or none."""
+        return {}
+
+
+def build_method(settings: MethodSettings, task: Task) -> Method[Any]:
+    """The method that these settings belong to."""
+    return Method.registered[type(settings)](settings, task)

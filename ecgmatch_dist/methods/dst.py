@@ -1,25 +1,47 @@
-"""DST, debiased self-training (Chen et al. 2022): pseudo-labels teach a head of their own, an adversary the worst case."""
+"""DST, debiased self-training (Chen et al. 2022): pseudo-labels train a head of their own, an adversary is the worst case."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Simple, Views
-from ecgmatch_dist.methods.configs import DST as Settings
-from ecgmatch_dist.methods.lift import confidence, hard
-from ecgmatch_dist.model import keyed_dropout
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.binary import confidence, hard
+from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.network.backbones.base import keyed_dropout
+from ecgmatch_dist.network.model import seeded
+from ecgmatch_dist.network.student import Student
+from ecgmatch_dist.network.teacher import Teacher
 
-DROPOUT_STREAM = 17  # the encoder's is 16
+DROPOUT_STREAM = 17  # of keyed.py; the encoder has 16
+
+
+@dataclass(frozen=True)
+class DSTSettings(MethodSettings):
+    """Debiased self-training: a second head learns from pseudo-labels, a third one is the worst case for the encoder."""
+
+    name, title, place = "dst", "DST", 22
+    threshold: float = 0.9
+    """tau: confidence must be above it."""
+    lambda_self: float = 1.0
+    """Weight of the pseudo-label loss of the second head."""
+    lambda_worst: float = 0.3
+    """Weight of the worst-case loss."""
+    eta: float = 2.0
+    """Weight of the labelled rows in the worst-case loss."""
+    reversal: float = 0.1
+    """Highest factor of the gradient reversal."""
+    warmup: float = 0.1
+    """Share of the steps over which the reversal grows."""
 
 
 class Reverse(torch.autograd.Function):
-    """The identity whose gradient is multiplied by -r."""
+    """Gradient reversal: the identity, with its gradient multiplied by -r."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, r: float) -> Tensor:
@@ -48,24 +70,19 @@ class Heads(nn.Module):
         return logits
 
 
-class DST(Simple):
-    """The main head learns from labels alone; the encoder from all three. All as the authors' code settles it: the adversary's
-    labelled targets are the main head's predictions, it sees all unlabelled rows, and confidence must exceed tau."""
+class DST(Method[DSTSettings], settings=DSTSettings):
+    """The main head learns from labels alone, the encoder from all three heads. As in the authors' code, the worst-case head's
+    labelled targets are the main head's predictions, and it sees all unlabelled rows."""
 
-    uses_unlabelled = True
-    uses_bank = False
-
-    def __init__(self, settings: Settings, width: int, classes: int, steps: int, seed: int) -> None:
-        self.settings, self.steps = settings, steps
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.heads = Heads(width, classes)
-        self.auxiliary = self.heads
+    def __init__(self, settings: DSTSettings, task: Task) -> None:
+        super().__init__(settings, task)
+        with seeded(task.seed):
+            self.auxiliary = self.heads = Heads(task.width, task.classes)
 
     def reversal(self, step: int) -> float:
-        """r(t), from 0 towards its highest value."""
+        """r(t), which grows from 0 towards its highest value."""
         high = self.settings.reversal
-        return 2 * high / (1 + math.exp(-step / (self.settings.warmup * self.steps))) - high
+        return 2 * high / (1 + math.exp(-step / (self.settings.warmup * self.task.steps))) - high
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         a = self.settings
@@ -73,7 +90,7 @@ class DST(Simple):
         p_b, p = labelled.logits.detach().sigmoid(), weak.logits.detach().sigmoid()
         y_u, mask = hard(p), (confidence(p) > a.threshold).to(p.dtype)
         heads = self.heads
-        loss_b = bce(labelled.logits, views.y_b)
+        loss_b = bce(labelled.logits, views.y_b, views.weight_b)
         loss_u = bce(heads.pseudo(strong.z, views.strong.keys), y_u, mask)
         z: Tensor = Reverse.apply(torch.cat([labelled.z, weak.z]), self.reversal(views.step))  # type: ignore[no-untyped-call]
         worst_b, worst_u = heads.worst(z).split([len(p_b), len(p)])

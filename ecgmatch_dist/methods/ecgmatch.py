@@ -1,56 +1,107 @@
-"""ECGMatch: pseudo-labels by the vote of K nearest bank entries, weighted by their agreement, and aligned label correlation."""
+"""ECGMatch: the K nearest bank rows vote for pseudo-labels, their agreement weights them, and label correlation is aligned."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank import MemoryBank
-from ecgmatch_dist.distributed import all_sum
-from ecgmatch_dist.losses import bce, correlation, correlation_alignment, neighbour_agreement, pseudo_labels, total
-from ecgmatch_dist.methods.base import Pass, Simple, Views
-from ecgmatch_dist.methods.configs import ECGMatch as Settings
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.config import MethodSettings
+from ecgmatch_dist.distributed.collectives import all_sum
+from ecgmatch_dist.errors import require
+from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.losses import (
+    bce,
+    correlation,
+    correlation_alignment,
+    labelled_correlation,
+    neighbour_agreement,
+    pseudo_labels,
+    total,
+)
+from ecgmatch_dist.methods.base import Arrays, BankOptions, Images, Method, Task
+from ecgmatch_dist.methods.views import Pass, Views
+from ecgmatch_dist.network.student import Student
+from ecgmatch_dist.network.teacher import Teacher
+
+MAPPED = 2000  # rows in the report's map of features
 
 
-class ECGMatch(Simple):
-    """The paper's method. `labels` [N_B, C] is the whole labelled set: its correlation R_b is computed once (equation 9)."""
+@dataclass(frozen=True)
+class ECGMatchSettings(MethodSettings):
+    """The paper's method. Its ablations are options."""
 
-    uses_unlabelled = True
-    uses_bank = True
+    name, title, place = "ecgmatch", "ECGMatch", 90
+    neighbours: int = 5
+    """K."""
+    lambda_u: float = 0.8
+    """Weight of the pseudo-label loss; 0: without pseudo-labels."""
+    lambda_f: float = 1.2
+    """Weight of the label-correlation loss; 0: without correlation alignment."""
+    refine: bool = True
+    """Weight pseudo-labels by the agreement of the neighbours (equation 6); off: all weights are 1."""
+    similarity: Literal["cosine", "pearson", "euclidean", "expected"] = "cosine"
+    """Measure of the correlation of two classes; expected: the cosine without its bias for probabilities."""
+    query: Literal["student", "teacher"] = "student"
+    """Whose features are the query into the bank of teacher features: the student's (paper) or the teacher's."""
+    committee: int = 1
+    """Number of supervised runs whose mean prediction fills the bank at the start: 1 (paper) is the start alone; the others
+    differ in initial weights and in the order of the data."""
+    memory: float = 0.0
+    """Share of an ECG's old bank prediction that is kept when the teacher predicts it again: 0 (paper) replaces it, 1 never
+    changes it."""
 
-    def __init__(self, settings: Settings, labels: Tensor, bank_view: str) -> None:
-        self.settings, self.bank_view = settings, bank_view
-        self.R_b = correlation(labels, settings.similarity)
-        self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for the eye
-        self.committee: list[Teacher] = []  # the supervised runs beside the start
+    def __post_init__(self) -> None:
+        require(self.committee >= 1, "method.committee", self.committee, "at least 1, the start itself")
+        require(0 <= self.memory <= 1, "method.memory", self.memory, "between 0 and 1")
+
+    @property
+    def starts(self) -> int:
+        return self.committee
+
+
+class ECGMatch(Method[ECGMatchSettings], settings=ECGMatchSettings):
+    """The paper's method. The correlation R_b of the labelled set is computed once (equation 9)."""
+
+    def __init__(self, settings: ECGMatchSettings, task: Task) -> None:
+        super().__init__(settings, task)
+        self.bank_options = BankOptions(settings.neighbours, settings.memory)
+        self.R_b = labelled_correlation(task.labels, settings.similarity)
+        self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for display
+        self.committee: list[Teacher] = []  # the supervised runs other than the start
+
+    def set_committee(self, members: Sequence[Teacher]) -> None:
+        self.committee = list(members)
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
-        """Before the first step, fill the banks with the starting weights' view of the signals themselves: its features, and
-        its predictions or the mean of the committee's."""
+        """Before the first step, fill the bank from the unaugmented signals: features of the starting weights, and their
+        predictions averaged with the committee's."""
         if step == 0:
             assert bank is not None
             for ids, x in unlabelled():
-                seen = student.look(x)
-                others = [member.look(x).logits for member in self.committee]
-                bank.fill(ids, seen.z, torch.stack([seen.logits, *others]).sigmoid().mean(0))
-        self.committee.clear()  # nobody asks it again
+                own = student.infer(x)
+                others = [member.infer(x).logits for member in self.committee]
+                bank.fill(ids, own.z, torch.stack([own.logits, *others]).sigmoid().mean(0))
+        self.committee.clear()  # frees the memory: a resumed run has its bank in the checkpoint
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         assert bank is not None
         settings = self.settings
 
-        # The teacher fills the bank, then the student asks it for neighbours: all rows of the global batch are written
-        # before any is searched. The exchange runs behind the training forward, only the loss needs its result.
-        seen = views.clean if self.bank_view == "clean" else views.weak
-        taught = teacher.look(seen.x)
-        asked = student.look(seen.x) if settings.query == "student" else taught
-        pending = bank.exchange(views.ids_u, taught.z, taught.logits.sigmoid(), asked.z, views.step)
+        # The teacher's rows of the whole global batch are written before any neighbour is searched. Exchange and search run in
+        # the background during the training forward: only the losses need their result.
+        view = views.clean if self.task.bank_view == "clean" else views.weak
+        written = teacher.infer(view.x)
+        query = student.infer(view.x) if settings.query == "student" else written
+        pending = bank.exchange(views.ids_u, written.z, written.logits.sigmoid(), query.z, views.step)
 
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
 
         y_u = pseudo_labels(pending.result().p)  # equation 1
         weights = neighbour_agreement(y_u) if settings.refine else torch.ones_like(y_u)  # equation 6
-        loss_b = bce(labelled.logits, views.y_b)
+        loss_b = bce(labelled.logits, views.y_b, views.weight_b)
         loss_u = bce(strong.logits, y_u, weights)
         predictions = torch.cat([weak.logits, strong.logits]).sigmoid()
         R_u = correlation(predictions, settings.similarity, reduce=all_sum)
@@ -63,5 +114,18 @@ class ECGMatch(Simple):
             "loss/f": loss_f,
             "pseudo_labels": y_u,
             "weights": weights,
-            "predictions": asked.logits.sigmoid(),
+            "predictions": query.logits.sigmoid(),
+        }
+
+    def images(self, views: Views) -> Images:
+        signals = {"x_u": views.x_u, "w(x_u)": views.weak.x, "g(x_u)": views.strong.x}
+        return Images(signals, {"R_b": self.R_b, "R_u": self.R_u})
+
+    def artifacts(self, unlabelled: Callable[[], Predictions]) -> dict[str, Arrays]:
+        """Both label correlations, and features of the first unlabelled rows for the report's map."""
+        predictions = unlabelled()
+        R_u = correlation(torch.from_numpy(predictions.probabilities), self.settings.similarity)
+        return {
+            "correlation.npz": {"R_b": self.R_b.cpu().numpy(), "R_u": R_u.numpy()},
+            "bank.npz": {"features": predictions.features[:MAPPED], "labels": predictions.labels[:MAPPED]},
         }

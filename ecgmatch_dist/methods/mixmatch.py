@@ -1,21 +1,42 @@
-"""MixMatch (Berthelot et al. 2019), and Mixed Mean Teacher (Zhang et al. 2022) which takes its guesses from the teacher."""
+"""MixMatch (Berthelot et al. 2019), and Mixed Mean Teacher (Zhang et al. 2022), in which the teacher guesses."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ecgmatch_dist import keyed
-from ecgmatch_dist.bank import MemoryBank
+from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Simple, View, Views
-from ecgmatch_dist.methods.configs import MixedMeanTeacher
-from ecgmatch_dist.methods.configs import MixMatch as Settings
-from ecgmatch_dist.methods.lift import sharpen
-from ecgmatch_dist.methods.partners import partners
-from ecgmatch_dist.student import Mode, Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.methods.base import Method
+from ecgmatch_dist.methods.binary import sharpen
+from ecgmatch_dist.methods.mixing import permute_rows
+from ecgmatch_dist.methods.views import View, Views
+from ecgmatch_dist.network.student import Mode, Student
+from ecgmatch_dist.network.teacher import Teacher
 
-LAMBDA_STREAM = 24
-TRIES = 16  # of Jöhnk's rejection; at alpha = 0.75 all fail once in ten million
+LAMBDA_STREAM = 24  # of keyed.py
+TRIES = 16  # of Jöhnk's rejection; at alpha = 0.75, all of them fail once in ten million draws
+
+
+@dataclass(frozen=True)
+class MixMatchSettings(MethodSettings):
+    """The sharpened mean guess of two weak views; every row is mixed with a random other row."""
+
+    name, title, place = "mixmatch", "MixMatch", 10
+    temperature: float = 0.5
+    """Temperature of the sharpening; 1: none."""
+    alpha: float = 0.75
+    """Parameter of the Beta distribution of the mixing coefficient."""
+    lambda_u: float = 75.0
+    """Weight of the squared error, reached at the end of the ramp."""
+    ramp: float = 0.4
+    """Share of the steps over which the weight grows; at most 16,384 steps."""
+    guess: Literal["train_frozen", "eval"] = "train_frozen"
+    """BatchNorm while guessing: statistics of the batch, without updating the running ones (train_frozen), or the running ones
+    (eval)."""
 
 
 def beta(keys: Tensor, alpha: float) -> Tensor:
@@ -27,24 +48,16 @@ def beta(keys: Tensor, alpha: float) -> Tensor:
     return (u / (u + v))[:, 0]
 
 
-class MixMatch(Simple):
-    """Rows: labelled, and two weak views of the unlabelled, both with the sharpened mean guess. Each is mixed with a row drawn
-    from all of them, of all ranks."""
-
-    uses_unlabelled = True
-    uses_bank = False
-
-    def __init__(self, settings: Settings, steps: int) -> None:
-        self.settings, self.steps = settings, steps
+class MixMatch(Method[MixMatchSettings], settings=MixMatchSettings):
+    """Rows: the labelled ones, and two weak views of the unlabelled ones, both with the sharpened mean guess as label. Each row
+    is mixed with a random row of the global batch."""
 
     def guess(self, views: Views, student: Student, teacher: Teacher) -> Tensor:
         """[U, C]: the mean of two weak views' probabilities."""
-        if isinstance(self.settings, MixedMeanTeacher):
-            return (teacher.look(views.weak.x).logits.sigmoid() + teacher.look(views.weak_again.x).logits.sigmoid()) / 2
         mode: Mode = "batch" if self.settings.guess == "train_frozen" else "eval"
         both = torch.cat([views.weak.x, views.weak_again.x])
         keys = torch.cat([views.weak.keys, views.weak_again.keys])
-        first, second = student.look(both, keys, mode).logits.sigmoid().chunk(2)
+        first, second = student.infer(both, keys, mode).logits.sigmoid().chunk(2)
         return (first + second) / 2
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
@@ -56,7 +69,7 @@ class MixMatch(Simple):
         y = torch.cat([views.y_b, y_u, y_u])
 
         sizes = [len(view.x) for view in parts]
-        x_other, y_other = partners((x, y), sizes, views.seed, views.step)
+        x_other, y_other = permute_rows((x, y), sizes, views.seed, views.step)
         lam = beta(keys, settings.alpha).to(x.dtype)
         lam = torch.maximum(lam, 1 - lam)
         x = torch.lerp(x_other, x, lam[:, None, None])
@@ -64,9 +77,14 @@ class MixMatch(Simple):
 
         (mixed,) = student(View(x, keys))
         b = sizes[0]
-        loss_b = bce(mixed.logits[:b], y[:b])
-        loss_u = (mixed.logits[b:].sigmoid() - y[b:]).square().mean()
-        ramp = min(16384.0, settings.ramp * self.steps)
+        weight_b = views.weight_b
+        errors = mixed.logits[b:].sigmoid() - y[b:]
+        if weight_b is not None:  # a label that was mixed with an unknown one is unknown (NaN)
+            weight_b = torch.where(y[:b].isnan(), 0.0, weight_b)
+            errors = torch.where(y[b:].isnan(), 0.0, errors)
+        loss_b = bce(mixed.logits[:b], y[:b], weight_b)
+        loss_u = errors.square().mean()
+        ramp = min(16384.0, settings.ramp * self.task.steps)
         return {
             "loss": loss_b + settings.lambda_u * min(1.0, views.step / ramp) * loss_u,
             "loss/b": loss_b,
@@ -75,3 +93,17 @@ class MixMatch(Simple):
             "weights": torch.ones_like(y_u),
             "predictions": p,
         }
+
+
+@dataclass(frozen=True)
+class MixedMeanTeacherSettings(MixMatchSettings):
+    """MixMatch with the guesses of the moving-average teacher. A reconstruction from the abstract."""
+
+    name, title, place = "mixed_mean_teacher", "Mixed Mean Teacher", 30
+
+
+class MixedMeanTeacher(MixMatch, settings=MixedMeanTeacherSettings):
+    """MixMatch with the teacher's guesses."""
+
+    def guess(self, views: Views, student: Student, teacher: Teacher) -> Tensor:
+        return (teacher.infer(views.weak.x).logits.sigmoid() + teacher.infer(views.weak_again.x).logits.sigmoid()) / 2

@@ -1,35 +1,51 @@
-"""SoftMatch (Chen et al. 2023): every pseudo-label counts, less the further its confidence lies below the running mean."""
+"""SoftMatch (Chen et al. 2023): a pseudo-label counts less the further its confidence is below the running mean."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank import MemoryBank
-from ecgmatch_dist.distributed import all_sum_nograd
-from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Simple, Views
-from ecgmatch_dist.methods.configs import SoftMatch as Settings
-from ecgmatch_dist.methods.lift import confidence, hard
-from ecgmatch_dist.student import Student
-from ecgmatch_dist.teacher import Teacher
+from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.config import MethodSettings
+from ecgmatch_dist.distributed.collectives import all_sum_nograd
+from ecgmatch_dist.losses import class_frequencies
+from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.binary import confidence, hard
+from ecgmatch_dist.methods.fixmatch import pseudo_label_losses
+from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.network.student import Student
+from ecgmatch_dist.network.teacher import Teacher
 
 EPSILON = 1e-6
 
 
-class SoftMatch(Simple):
+@dataclass(frozen=True)
+class SoftMatchSettings(MethodSettings):
+    """Pseudo-labels weighted by a truncated Gaussian of their confidence."""
+
+    name, title, place = "softmatch", "SoftMatch", 24
+    momentum: float = 0.999
+    """Momentum of the running mean and variance of the confidence."""
+    n_sigma: float = 2.0
+    """n: the Gaussian has the standard deviation sigma / n."""
+    lambda_u: float = 1.0
+    """Weight of the pseudo-label loss."""
+    align: Literal["labelled_prior", "uniform", "none"] = "labelled_prior"
+    """Class distribution that probabilities are aligned to before their confidence is weighted."""
+
+
+class SoftMatch(Method[SoftMatchSettings], settings=SoftMatchSettings):
     """State: running mean and variance of the confidence and running mean of p, each [C] in fp64, over the global batch."""
 
-    uses_unlabelled = True
-    uses_bank = False
-
-    def __init__(self, settings: Settings, labels: Tensor) -> None:
-        """`labels` [N_B, C]: their class frequencies are what confidences are aligned to."""
-        self.settings = settings
-        self.prior = labels.double().mean(0)
+    def __init__(self, settings: SoftMatchSettings, task: Task) -> None:
+        super().__init__(settings, task)
+        self.prior = class_frequencies(task.labels)  # labelled class frequencies
         self.mu, self.var = torch.full_like(self.prior, 0.5), torch.ones_like(self.prior)
         self.mean_p = torch.full_like(self.prior, -1.0)  # negative: no batch seen yet
 
     def align(self, p: Tensor) -> Tensor:
-        """p [U, C] moved from the distribution seen so far towards the target; feeds the weights alone."""
+        """p [U, C] moved from the running class distribution to the target; only the weights use it."""
         if self.settings.align == "none":
             return p
         target = self.prior if self.settings.align == "labelled_prior" else torch.full_like(self.prior, 0.5)
@@ -38,7 +54,7 @@ class SoftMatch(Simple):
         return positive / (positive + negative)
 
     def update(self, p: Tensor) -> Tensor:
-        """Take in the global batch, then give the weights [U, C] of this rank's rows."""
+        """Update the running values with the global batch, then return the weights [U, C] of this rank's rows."""
         m = self.settings.momentum
         n = all_sum_nograd(p.new_full((1,), len(p)))
         mean_p = all_sum_nograd(p.sum(0)) / n
@@ -54,17 +70,8 @@ class SoftMatch(Simple):
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p = weak.logits.detach().sigmoid()
         weights, y_u = self.update(p.double()).to(p.dtype), hard(p)
-        loss_b, loss_u = bce(labelled.logits, views.y_b), bce(strong.logits, y_u, weights)
-        return {
-            "loss": loss_b + self.settings.lambda_u * loss_u,
-            "loss/b": loss_b,
-            "loss/u": loss_u,
-            "softmatch/mu": self.mu.mean(),
-            "softmatch/var": self.var.mean(),
-            "pseudo_labels": y_u,
-            "weights": weights,
-            "predictions": p,
-        }
+        losses = pseudo_label_losses(views, labelled, strong, y_u, weights, p, self.settings.lambda_u)
+        return losses | {"softmatch/mu": self.mu.mean(), "softmatch/var": self.var.mean()}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"mu": self.mu, "var": self.var, "mean_p": self.mean_p}

@@ -1,69 +1,123 @@
-"""What the saved predictions of a run tell beyond its result: is the result theirs, how uncertain, how well calibrated."""
+"""Check each run's result against its saved predictions, resample its test metrics, and measure its calibration."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ecgmatch_dist.metrics import compute_metrics
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.metrics import compute_metrics, looked_at
+from ecgmatch_dist.report import display
 from ecgmatch_dist.report.calibration import brier, reliability
-from ecgmatch_dist.report.records import predictions
-from ecgmatch_dist.report.resample import Floats, Scores, counts, resample
-from ecgmatch_dist.report.runs import METRICS, Damaged, Run
+from ecgmatch_dist.report.resample import Floats, Scores, counts, interval, resample
+from ecgmatch_dist.report.run_files import predictions
+from ecgmatch_dist.report.runs import FinishedRun
 
-RANKED = ("map", "macro_auc", "ranking_loss", "coverage")
-"""Metrics without thresholds: recomputed from predictions, they must be those of the result."""
+CHECKED = ("map", "macro_auc", "ranking_loss", "coverage")
+"""Metrics without thresholds: recomputed from the predictions, they must equal the result's."""
 TOLERANCE = 2e-3
 """Probabilities are saved in single precision."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """Of one run. `doubt` is empty, or says why its result must not be used."""
+    """What the saved predictions of a run say beyond its result."""
 
-    doubt: str = ""
+    contradiction: str = ""
+    """Where result and predictions disagree; such a run is left out."""
     unreadable: str = ""
-    """Why the predictions cannot be read; the result itself still stands."""
+    """Why the predictions cannot be read; the result is used all the same."""
     calibration: dict[str, float] = field(default_factory=dict)
     """Macro means of "ece" and "brier"."""
     replicates: dict[str, Floats] = field(default_factory=dict)
     """The six metrics on resampled test recordings [R]."""
 
 
-def assess(runs: Sequence[Run], replicates: int) -> dict[str, Assessment]:
-    """Assess runs that were tested on the same split; all see the same resamples, so that their differences are paired."""
-    out: dict[str, Assessment] = {}
+Assessments = dict[str, Assessment]
+"""By run folder."""
+
+
+def assess(runs: Sequence[FinishedRun], replicates: int) -> Assessments:
+    """Assess runs of one split. All use the same resamples, so that differences between runs are paired."""
+    out: Assessments = {}
     weights: dict[int, Scores] = {}
     for run in runs:
         try:
             labels, probabilities = predictions(run)
-        except Damaged as error:
+        except UserError as error:
             out[str(run.folder)] = Assessment(unreadable=str(error))
             continue
         thresholds = np.array(run.thresholds)
         measured = compute_metrics(labels, probabilities, thresholds, list(run.classes))
-        exact = {name: float(measured[name]) for name in METRICS}
-        if doubt := contradiction(run, exact):
-            out[str(run.folder)] = Assessment(doubt=doubt)
+        exact = {metric.key: measured.get(metric.key) for metric in display.METRICS}
+        if contradiction := find_contradiction(run, exact):
+            out[str(run.folder)] = Assessment(contradiction=contradiction)
             continue
         n = len(labels)
         if n not in weights:
-            weights[n] = counts(n, replicates, seed=int(run.split_sha256[:8].encode().hex(), 16))
-        classes = range(labels.shape[1])
+            weights[n] = split_counts(run, n, replicates)
+        classes = [looked_at(labels, probabilities, c) for c in range(labels.shape[1])]
+        classes = [(y, p) for y, p in classes if len(y)]
         calibration = {
-            "ece": float(np.mean([reliability(labels[:, c], probabilities[:, c]).ece for c in classes])),
-            "brier": float(np.mean([brier(labels[:, c], probabilities[:, c]) for c in classes])),
+            "ece": float(np.mean([reliability(*of_class).ece for of_class in classes])),
+            "brier": float(np.mean([brier(*of_class) for of_class in classes])),
         }
-        drawn = resample(labels, probabilities, thresholds, weights[n], exact)
-        known = {name: values for name, values in drawn.items() if np.isfinite(values).any()}
+        resampled = resample(labels, probabilities, thresholds, weights[n], exact)
+        known = {name: values for name, values in resampled.items() if np.isfinite(values).any()}
         out[str(run.folder)] = Assessment(calibration=calibration, replicates=known)
     return out
 
 
-def contradiction(run: Run, exact: dict[str, float]) -> str:
-    """Where the result and the predictions of a run tell different stories."""
-    for name in RANKED:
-        said, found = run.test[name], exact[name]
-        if said is not None and abs(said - found) > TOLERANCE * max(1.0, abs(found)):
-            return f"result.json says {name} {said:.4f}, its predictions give {found:.4f}"
+def split_counts(run: FinishedRun, n: int, replicates: int) -> Scores:
+    """The resamples of a run's split: the same for all its runs."""
+    return counts(n, replicates, seed=int(run.split_sha256[:8].encode().hex(), 16))
+
+
+@dataclass(frozen=True)
+class CommitteeDifference:
+    """A run against the mean prediction of the runs that it started from."""
+
+    committee_map: float
+    replicates: Floats | None
+    """The run's MAP minus the committee's on resampled test recordings [R]; None where the run has none."""
+
+
+def committee_difference(
+    run: FinishedRun, members: Sequence[FinishedRun], assessed: Assessments
+) -> CommitteeDifference:
+    """Test MAP of the members' mean probabilities, and how far `run` is from it on the same resamples."""
+    found = [predictions(member) for member in members]
+    labels = found[0][0]
+    if any(other.shape != labels.shape or (other != labels).any() for other, _ in found):
+        raise UserError(f"{run.name}: the runs that it started from were not tested on the same recordings")
+    mean: Scores = (
+        np.stack([probabilities for _, probabilities in found]).mean(axis=0, dtype=np.float64).astype(np.float32)
+    )
+    thresholds = np.array(run.thresholds)
+    measured = compute_metrics(labels, mean, thresholds, list(run.classes))
+    exact = {metric.key: measured.get(metric.key) for metric in display.METRICS}
+    ours = assessed[str(run.folder)].replicates.get("map") if str(run.folder) in assessed else None
+    if ours is None:
+        return CommitteeDifference(measured.map, None)
+    theirs = resample(labels, mean, thresholds, split_counts(run, len(labels), len(ours)), exact)["map"]
+    return CommitteeDifference(measured.map, ours - theirs)
+
+
+def find_contradiction(run: FinishedRun, exact: dict[str, float]) -> str:
+    for name in CHECKED:
+        recorded, computed = run.test.get(name), exact[name]
+        if abs(recorded - computed) > TOLERANCE * max(1.0, abs(computed)):
+            return f"result.json says {name} {recorded:.4f}, its predictions give {computed:.4f}"
     return ""
+
+
+def replicates_by_seed(runs: Iterable[FinishedRun], metric: str, assessed: Assessments) -> dict[int, Floats]:
+    """Resampled values of a metric, for those runs that have them."""
+    found = {run.seed: assessed[str(run.folder)].replicates.get(metric) for run in runs if str(run.folder) in assessed}
+    return {seed: values for seed, values in found.items() if values is not None}
+
+
+def difference_interval(ours: dict[int, Floats], theirs: dict[int, Floats]) -> tuple[float, float] | None:
+    """95 % interval of the mean difference over the seeds that both have; None without such a seed."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    return interval(np.mean([ours[seed] - theirs[seed] for seed in seeds], axis=0)) if seeds else None

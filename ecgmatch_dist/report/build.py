@@ -13,80 +13,113 @@ from typing import Any, TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from ecgmatch_dist.config import methods
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.report import drawing, facts, render
-from ecgmatch_dist.report.assess import Assessment, assess
-from ecgmatch_dist.report.contents import Job, Section, sections
-from ecgmatch_dist.report.page import Drawn, write_page
-from ecgmatch_dist.report.runs import Damaged, Problem, Run, find_runs
-from ecgmatch_dist.report.studies import find_studies
+from ecgmatch_dist.report import drawing, formats
+from ecgmatch_dist.report.arrange import find_studies
+from ecgmatch_dist.report.assess import Assessments, assess
+from ecgmatch_dist.report.claims import claims_table
+from ecgmatch_dist.report.header import make_header
+from ecgmatch_dist.report.page import DrawnFigure, write_page
+from ecgmatch_dist.report.run_files import SplitSizes, split_sizes
+from ecgmatch_dist.report.runs import FinishedRun, Problem, find_runs
+from ecgmatch_dist.report.sections import CLAIMS_INTRO, FigureTask, Part, Section, make_sections
 
 MANIFEST = "files.txt"
-"""Names what a report wrote, so that the next one in the same folder can clear it away and nothing else."""
+"""Lists the files of a report, so that the next one in the same folder removes them and nothing else."""
 PARALLEL_FROM = 12
-"""Runs from which a second process is worth its start."""
+"""With fewer runs, starting a second process takes longer than it saves."""
+FORMATS = {"md": formats.to_markdown, "csv": formats.to_csv, "tex": formats.to_latex}
 T = TypeVar("T")
 
 
-def build_report(runs: Path, out: Path, bench: Path | None = None, replicates: int = 0, workers: int = 0) -> Path:
-    """Write the report on all runs under `runs` into `out`; return its page. `replicates`, `workers`: 0 chooses."""
+def build_report(
+    runs: Path,
+    out: Path,
+    bench: Path | None = None,
+    replicates: int = 0,
+    workers: int = 0,
+    also_rank: Sequence[str] = (),
+    check_claims: bool = False,
+) -> Path:
+    """Write the report on all runs under `runs` into `out`; return its page. `replicates`, `workers`: 0 for automatic.
+
+    `also_rank`: methods to rank beside the paper's. `check_claims`: judge the paper's claims by these runs."""
+    if unknown := [name for name in also_rank if name not in methods()]:
+        raise UserError(f"--rank {unknown[0]}: known methods are {', '.join(methods())}")
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; give the folder that `ecgmatch train` wrote its runs to")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give --out the name of a folder")
     found, problems = find_runs(runs, out)
-    if not found and not problems:
-        raise UserError(f"{runs}: no run folder in it; `ecgmatch train` makes them")
+    refuse_an_empty_report(runs, out, found, problems)
     costs = read_bench(bench) if bench else {}
-    prepare(out)
-    sizes = facts.split_sizes(found, problems)
-    replicates = replicates or affordable(found, sizes)
+    prepare_folder(out)
+    sizes = split_sizes(found, problems)
+    replicates = replicates or choose_replicates(found, sizes)
     with Workers(workers or (min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1)) as pool:
-        groups: dict[str, list[Run]] = defaultdict(list)
+        groups: dict[str, list[FinishedRun]] = defaultdict(list)
         for run in found:
             groups[run.split_sha256].append(run)
-        parts = pool.map(assess, [(group, replicates) for group in groups.values()])
-        assessed = {folder: assessment for part in parts for folder, assessment in part.items()}
-        problems += doubts(found, assessed)
-        used = [run for run in found if not assessed[str(run.folder)].doubt]
+        by_split = pool.map(assess, [(group, replicates) for group in groups.values()])
+        assessed = {folder: assessment for part in by_split for folder, assessment in part.items()}
+        problems += prediction_problems(found, assessed)
+        used = [run for run in found if not assessed[str(run.folder)].contradiction]
         studies = find_studies(used)
-        chapters = sections(studies, sizes, assessed, replicates, costs)
-        jobs = [job for chapter in chapters for part in chapter.parts for job in part.figures]
-        drawn = pool.map(draw, [(job, out / "figures") for job in jobs])
+        sections = make_sections(studies, sizes, assessed, replicates, costs, also_rank)
+        if check_claims:
+            table = claims_table(studies, assessed, {run.name: run for run in used})
+            sections.insert(0, Section("claims", "The paper's claims", CLAIMS_INTRO, [Part("", [table])]))
+        tasks = [task for section in sections for part in section.parts for task in part.figures]
+        drawn = pool.map(draw, [(task, out / "figures") for task in tasks])
     problems += [Problem(runs, "incomplete", f"figure {d.key}: {d.problem}") for d in drawn if d.problem]
-    header = facts.gather(used, studies, sizes, assessed) if used else None
-    files = write_tables(chapters, out)
+    header = make_header(used, studies, sizes, assessed) if used else None
+    files = write_tables(sections, out)
     files += [f"figures/{d.key}.{kind}" for d in drawn if d.svg for kind in ("svg", "png")]
-    page = write_page(out, runs, header, chapters, {d.key: d for d in drawn}, used, problems)
+    page = write_page(out, runs, header, sections, {d.key: d for d in drawn}, used, problems)
     (out / MANIFEST).write_text("\n".join([page.name, *files]) + "\n", encoding="utf-8")
     return page
 
 
-def affordable(runs: Sequence[Run], sizes: facts.Sizes) -> int:
-    """Resamples: a thousand, fewer where the test parts of all runs together are large, never below two hundred."""
+def refuse_an_empty_report(runs: Path, out: Path, found: Sequence[FinishedRun], problems: Sequence[Problem]) -> None:
+    """A mistyped folder must not replace a report. Where all runs are unfinished, a page may say so if none is there yet."""
+    if found:
+        return
+    if all(problem.kind == "foreign" for problem in problems):
+        raise UserError(f"{runs}: no run folder in it; give the folder that `ecgmatch train` wrote its runs to")
+    if (out / MANIFEST).exists():
+        first = problems[0]
+        raise UserError(
+            f"{runs}: no finished run in it, and {out} holds a report, which stays as it is; first of {len(problems)} "
+            f"problems: {first.folder.name}: {first.reason}"
+        )
+
+
+def choose_replicates(runs: Sequence[FinishedRun], sizes: SplitSizes) -> int:
+    """A thousand resamples; fewer for many test recordings over all runs, but at least two hundred."""
     tested = sum(part["test"] for run in runs for part in sizes[run.split_sha256].values())
     return int(np.clip(400_000_000 // max(tested, 1), 200, 1000))
 
 
-def doubts(runs: Sequence[Run], assessed: dict[str, Assessment]) -> list[Problem]:
+def prediction_problems(runs: Sequence[FinishedRun], assessed: Assessments) -> list[Problem]:
     """Runs whose predictions contradict their result (left out), or cannot be read."""
     problems = []
     for run in runs:
         assessment = assessed[str(run.folder)]
-        if assessment.doubt:
-            problems.append(Problem(run.folder, "damaged", assessment.doubt))
+        if assessment.contradiction:
+            problems.append(Problem(run.folder, "damaged", assessment.contradiction))
         elif assessment.unreadable and (run.folder / "predictions" / "test.npz").exists():
-            reason = f"{assessment.unreadable}; its test metrics are used, intervals and calibration are not known"
+            reason = f"{assessment.unreadable}; its test metrics are used, intervals and calibration are left out"
             problems.append(Problem(run.folder, "incomplete", reason))
     return problems
 
 
 class Workers:
-    """Processes that share the work; with one, or where none can be started, this process does it."""
+    """A pool of processes. With one, or where none can be started, this process does the work."""
 
     def __init__(self, number: int) -> None:
         self.pool = (
-            # One computing thread each: two processes that both use all cores wait for each other.
+            # One thread per process: two processes that both use all cores slow each other down.
             ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), threadpool_limits, (1,))
             if number > 1
             else None
@@ -109,18 +142,18 @@ class Workers:
         return [function(*a) for a in arguments]
 
 
-def draw(job: Job, folder: Path) -> Drawn:
-    """Draw one figure and save it; a run's damaged file costs its figure, not the report."""
+def draw(task: FigureTask, folder: Path) -> DrawnFigure:
+    """Draw and save one figure. A damaged file of a run loses the figure, not the report."""
     try:
         with drawing.style():
-            figure = job.function(*job.arguments)
-    except Damaged as error:
-        return Drawn(job.key, "", str(error))
-    return Drawn(job.key, drawing.save(figure, folder / job.key) if figure else "", "")
+            figure = task.function(*task.arguments)
+    except UserError as error:
+        return DrawnFigure(task.key, "", str(error))
+    return DrawnFigure(task.key, drawing.save(figure, folder / task.key) if figure else "", "")
 
 
-def prepare(out: Path) -> None:
-    """Make the folders, and remove what an earlier report wrote here."""
+def prepare_folder(out: Path) -> None:
+    """Make the folders, and remove the files of an earlier report."""
     try:
         for folder in (out, out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,22 +165,19 @@ def prepare(out: Path) -> None:
         raise UserError(f"{out} cannot be written: {error.strerror}; give --out another folder") from None
 
 
-def write_tables(chapters: Sequence[Section], out: Path) -> list[str]:
+def write_tables(sections: Sequence[Section], out: Path) -> list[str]:
     """Every table in three formats, and a LaTeX document of all."""
-    tables = [table for chapter in chapters for part in chapter.parts for table in part.tables]
-    files = {f"{table.key}.{kind}": make(table) for table in tables for kind, make in FORMATS.items()}
+    tables = [table for section in sections for part in section.parts for table in part.tables]
+    files = {f"{table.key}.{suffix}": render(table) for table in tables for suffix, render in FORMATS.items()}
     if tables:
-        files["all.tex"] = render.latex_document(f"{table.key}.tex" for table in tables)
+        files["all.tex"] = formats.latex_document(f"{table.key}.tex" for table in tables)
     for name, text in files.items():
         (out / "tables" / name).write_text(text, encoding="utf-8")
     return [f"tables/{name}" for name in files]
 
 
-FORMATS = {"md": render.markdown, "csv": render.comma, "tex": render.latex}
-
-
 def read_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Traffic against world size, as `ecgmatch bench scale --json` counted it: way and bank size -> (ranks, bytes)."""
+    """Bytes by number of ranks from `ecgmatch bench scale --json`: placement and bank size -> [(ranks, bytes), ...]."""
     try:
         series: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in json.loads(path.read_text(encoding="utf-8"))["bytes"]:

@@ -1,25 +1,27 @@
 """Figures that compare methods and settings: critical differences, radar charts, sensitivity, cost."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
-from ecgmatch_dist.report import names
-from ecgmatch_dist.report.drawing import RULE, colour, method_colour, panels
+from ecgmatch_dist.config import methods
+from ecgmatch_dist.report import display
+from ecgmatch_dist.report.drawing import INK, RULE, colour, method_colour, panels
 from ecgmatch_dist.report.statistics import Friedman, bonferroni_dunn
 from ecgmatch_dist.report.studies import Column, Row, Study
-from ecgmatch_dist.report.tables import Lookup
 
 
 def critical_difference(rows: Sequence[Row], tests: dict[str, Friedman], n: int) -> Figure:
-    """Mean ranks of all methods, one panel a metric; the band is one critical difference (Bonferroni-Dunn) from the control."""
+    """Mean ranks of all methods, one panel per metric; the band is one critical difference (Bonferroni-Dunn) wide."""
     k = len(rows)
-    control = next((i for i, row in enumerate(rows) if row.key == names.CONTROL), None)
-    figure, axes = panels(len(names.METRICS), 3, 3.5, 1.0 + 0.2 * k, (1.25, 0.5, 0.15, 0.36))
-    for axis, metric in zip(axes, names.METRICS, strict=True):
+    control = next((i for i, row in enumerate(rows) if row.key == display.CONTROL), None)
+    figure, axes = panels(len(display.METRICS), 3, 3.5, 1.0 + 0.2 * k, (1.25, 0.5, 0.15, 0.36))
+    for axis, metric in zip(axes, display.METRICS, strict=True):
         ranks = tests[metric.key].ranks
         order = np.argsort(-ranks, kind="stable")
         height = np.arange(k)
@@ -27,7 +29,7 @@ def critical_difference(rows: Sequence[Row], tests: dict[str, Friedman], n: int)
             axis.axvspan(
                 ranks[control],
                 ranks[control] + bonferroni_dunn(k, n),
-                color=method_colour(names.CONTROL),
+                color=method_colour(display.CONTROL),
                 alpha=0.14,
                 lw=0,
             )
@@ -45,97 +47,147 @@ def critical_difference(rows: Sequence[Row], tests: dict[str, Friedman], n: int)
     return figure
 
 
-def average(study: Study, row: Row, columns: Sequence[Column], metric: str, value: Lookup) -> float:
+def average(study: Study, row: Row, columns: Sequence[Column], metric: str) -> float:
     """Mean over databases of the mean over seeds; nan where a database is missing."""
-    means = []
-    for column in columns:
-        values = [v for run in study.runs(row, column) if (v := value(run, metric)) is not None]
-        means.append(float(np.mean(values)) if values else np.nan)
-    return float(np.mean(means))
+    cells = [study.runs(row, column) for column in columns]
+    return float(np.mean([np.mean([run.test.get(metric) for run in runs]) if runs else np.nan for runs in cells]))
 
 
-def radar(study: Study, value: Lookup) -> Figure | None:
-    """Two augmentation pipelines: one panel a metric, one corner a method, averaged over databases.
-
-    With fewer than three methods the corners are the databases of the first method."""
+def augmentation_methods(study: Study) -> tuple[list[str], list[str]]:
+    """Methods with runs of every pipeline, and the pipelines. The supervised starts of other methods' runs are by-products:
+    they count only where nothing else was run."""
     pipelines = sorted({row.key.split("/")[1] for row in study.rows}, key=lambda name: (name != "ecgaugment", name))
-    methods = sorted({row.key.split("/")[0] for row in study.rows}, key=lambda m: names.place(m, names.METHODS))
-    find = {row.key: row for row in study.rows}
-    corners: list[tuple[str, str, Sequence[Column]]] = [(names.method(m), m, study.columns) for m in methods]
-    corners = [c for c in corners if all(f"{c[1]}/{p}" in find for p in pipelines)]
-    if len(corners) < 3 and corners:
-        corners = [(column.label, corners[0][1], (column,)) for column in study.columns]
-    if len(corners) < 3 or len(pipelines) < 2:
+    names = sorted({row.key.split("/")[0] for row in study.rows}, key=display.method_sort_key)
+    keys = {row.key for row in study.rows}
+    names = [name for name in names if all(f"{name}/{pipeline}" in keys for pipeline in pipelines)]
+    known = methods()
+    return [name for name in names if name not in known or not known[name].is_start] or names, pipelines
+
+
+def augmentation(study: Study) -> Figure | None:
+    """Augmentation pipelines: one panel per metric, one corner per method, averaged over databases as in the paper.
+
+    One or two methods have no area: they get bars. None where no method has two pipelines."""
+    names, pipelines = augmentation_methods(study)
+    if not names or len(pipelines) < 2:
         return None
-    angles = np.linspace(0, 2 * np.pi, len(corners), endpoint=False)
-    figure, axes = panels(len(names.METRICS), 3, 3.8, 3.3, (0.9, 0.5, 0.9, 0.8), below=0.3, polar=True)
-    for axis, metric in zip(axes, names.METRICS, strict=True):
-        everything = []
-        for i, pipeline in enumerate(pipelines):
-            points = [average(study, find[f"{m}/{pipeline}"], columns, metric.key, value) for _, m, columns in corners]
-            everything += points
-            closed = np.append(points, points[0])
-            axis.plot(np.append(angles, angles[0]), closed, color=colour((0, 3, 2, 4)[i % 4]), label=pipeline)
-            axis.fill(np.append(angles, angles[0]), closed, color=colour((0, 3, 2, 4)[i % 4]), alpha=0.12)
-        axis.set_xticks(angles, [label for label, _, _ in corners])
-        low, high = np.nanmin(everything), np.nanmax(everything)
-        axis.set_ylim(max(0, low - 0.5 * (high - low)), high + 0.05 * (high - low) + 1e-9)
-        axis.tick_params(axis="y", labelsize=7)
-        axis.spines["polar"].set_color(RULE)
-        axis.set_title(metric.title, y=1.2)
-        axis.yaxis.set_major_locator(MaxNLocator(3))
-        for text, angle in zip(axis.get_xticklabels(), angles, strict=True):
-            side = np.cos(angle)
-            text.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
+    row_of = {row.key: row for row in study.rows}
+    polar = len(names) >= 3
+    margins = (0.9, 0.5, 0.9, 0.8) if polar else (0.5, 0.5, 0.15, 0.36)
+    height = 3.3 if polar else 2.5
+    figure, axes = panels(len(display.METRICS), 3, 3.8 if polar else 3.4, height, margins, below=0.3, polar=polar)
+    for axis, metric in zip(axes, display.METRICS, strict=True):
+        series = {
+            pipeline: [average(study, row_of[f"{name}/{pipeline}"], study.columns, metric.key) for name in names]
+            for pipeline in pipelines
+        }
+        (draw_radar if polar else draw_bars)(axis, [display.method(name) for name in names], series)
+        axis.set_title(metric.title, y=1.2 if polar else None)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower left", ncols=len(pipelines))
     return figure
 
 
-def sensitivity(study: Study, points: dict[float, Row], label: str, value: Lookup) -> Figure:
-    """The six metrics over one setting, a line a database with the standard deviation over seeds."""
-    figure, axes = panels(len(names.METRICS), 3, 3.4, 2.5, below=0.3)
-    x = sorted(points)
-    for axis, metric in zip(axes, names.METRICS, strict=True):
+def pipeline_colour(i: int) -> str:
+    return colour((0, 3, 2, 4)[i % 4])
+
+
+def limits(series: dict[str, list[float]]) -> tuple[float, float]:
+    """An axis on which differences can be seen; it does not start at zero."""
+    points = [point for values in series.values() for point in values]
+    low, high = np.nanmin(points), np.nanmax(points)
+    return max(0.0, low - 0.5 * (high - low)), high + 0.05 * (high - low) + 1e-9
+
+
+def draw_radar(axis: Any, corners: list[str], series: dict[str, list[float]]) -> None:
+    angles = np.linspace(0, 2 * np.pi, len(corners), endpoint=False)
+    for i, (name, points) in enumerate(series.items()):
+        closed = np.append(points, points[0])
+        axis.plot(np.append(angles, angles[0]), closed, color=pipeline_colour(i), label=name)
+        axis.fill(np.append(angles, angles[0]), closed, color=pipeline_colour(i), alpha=0.12)
+    axis.set_xticks(angles, corners)
+    axis.set_ylim(*limits(series))
+    axis.tick_params(axis="y", labelsize=7)
+    axis.spines["polar"].set_color(RULE)
+    axis.yaxis.set_major_locator(MaxNLocator(3))
+    for text, angle in zip(axis.get_xticklabels(), angles, strict=True):
+        side = np.cos(angle)
+        text.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
+
+
+def draw_bars(axis: Any, groups: list[str], series: dict[str, list[float]]) -> None:
+    width = 0.8 / len(series)
+    for i, (name, points) in enumerate(series.items()):
+        at = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
+        axis.bar(at, points, 0.9 * width, color=pipeline_colour(i), label=name)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_ylim(*limits(series))
+    axis.grid(axis="x", visible=False)
+
+
+def sensitivity(study: Study, points: dict[float, Row], label: str) -> Figure:
+    """The six metrics over one setting: averaged over databases as in the paper, single databases as thin lines."""
+    figure, axes = panels(len(display.METRICS), 3, 3.4, 2.5, below=0.3)
+    several = len(study.columns) > 1
+    for axis, metric in zip(axes, display.METRICS, strict=True):
         for i, column in enumerate(study.columns):
-            found = []
-            for at in x:
-                values = [v for run in study.runs(points[at], column) if (v := value(run, metric.key)) is not None]
-                if values:
-                    found.append((at, np.mean(values), np.std(values, ddof=1) if len(values) > 1 else 0.0))
-            if found:
-                at, mean, spread = np.array(found).T
-                axis.errorbar(
-                    at, mean, spread, color=colour(i), marker="o", ms=3.5, capsize=2, elinewidth=0.8, label=column.label
-                )
+            found = curve(study, points, [column], metric.key)
+            if several and len(found):
+                axis.plot(found[:, 0], found[:, 1], color=colour(i), lw=0.8, marker="o", ms=2)
+        found = curve(study, points, study.columns, metric.key)
+        if len(found):
+            settings, mean, spread = found.T
+            look: dict[str, Any] = {"marker": "o", "ms": 3.5, "capsize": 2, "elinewidth": 0.8}
+            axis.errorbar(settings, mean, spread, color=INK if several else colour(0), lw=2, **look)
         axis.set_title(metric.title)
-        axis.set_xticks(x, [f"{at:g}" for at in x])
+        axis.set_xticks(sorted(points), [f"{setting:g}" for setting in sorted(points)])
     for axis in axes[3:]:
         axis.set_xlabel(label)
-    handles = [Line2D([], [], color=colour(i), marker="o", ms=3.5) for i in range(len(study.columns))]
-    figure.legend(handles, [c.label for c in study.columns], loc="lower left", ncols=min(6, len(study.columns)))
+    lines = [Line2D([], [], color=INK, lw=2, marker="o", ms=3.5)] if several else []
+    lines += [Line2D([], [], color=colour(i), lw=0.8 if several else 1.6) for i in range(len(study.columns))]
+    names = [f"mean of {len(study.columns)} databases"] if several else []
+    figure.legend(lines, names + [c.label for c in study.columns], loc="lower left", ncols=min(6, len(lines)))
     return figure
 
 
+def curve(study: Study, points: dict[float, Row], columns: Sequence[Column], metric: str) -> NDArray[np.float64]:
+    """(setting, mean over databases and seeds, standard deviation over seeds of the mean over databases) [settings, 3].
+
+    A setting that lacks a database is left out: its mean would be over easier or harder data than that of the others."""
+    found = []
+    for setting, row in sorted(points.items()):
+        by_seed: list[dict[int, float]] = [
+            {run.seed: run.test.get(metric) for run in study.runs(row, column)} for column in columns
+        ]
+        if not all(by_seed):
+            continue
+        seeds = set.intersection(*(set(values) for values in by_seed))
+        means = [float(np.mean([values[seed] for values in by_seed])) for seed in sorted(seeds)]
+        mean = float(np.mean([np.mean(list(values.values())) for values in by_seed]))
+        found.append((setting, mean, float(np.std(means, ddof=1)) if len(means) > 1 else 0.0))
+    return np.array(found, np.float64).reshape(-1, 3)
+
+
 def settings_axes(study: Study) -> list[tuple[str, str, dict[float, Row]]]:
-    """The curves that a study of K, ratio or loss weights has: (name, axis label, rows by value), at least two points each."""
+    """The curves of a study of K, ratio or loss weights: (name, axis label, rows by value), without stray points."""
     curves: dict[tuple[str, str], dict[float, Row]] = {}
     for row in study.rows:
         method = row.key.split("/")[0]
-        label = names.method(method)
-        if study.kind == "neighbours" and row.at:
-            curves.setdefault((f"{method}-K", f"{label}: neighbours K"), {})[row.at[0]] = row
+        label = display.method(method)
+        if study.kind == "neighbours" and row.values:
+            curves.setdefault((f"{method}-K", f"{label}: neighbours K"), {})[row.values[0]] = row
         elif study.kind == "ratio":
-            curves.setdefault((f"{method}-ratio", f"{label}: share of labelled recordings"), {})[row.at[0]] = row
-        elif study.kind == "weights" and row.at:
-            u, f = row.at
+            curves.setdefault((f"{method}-ratio", f"{label}: share of labelled recordings"), {})[row.values[0]] = row
+        elif study.kind == "weights" and row.values:
+            u, f = row.values
             curves.setdefault((f"{method}-lambda_u-at-{f:g}", f"{label}: λ_u (λ_f = {f:g})"), {})[u] = row
             curves.setdefault((f"{method}-lambda_f-at-{u:g}", f"{label}: λ_f (λ_u = {u:g})"), {})[f] = row
-    return [(name, label, rows) for (name, label), rows in curves.items() if len(rows) > 1]
+    least = 3 if study.kind == "weights" else 2  # the point of another sweep beside the main one is no curve of weights
+    return [(name, label, rows) for (name, label), rows in curves.items() if len(rows) >= least]
 
 
 def cost(series: dict[str, list[tuple[int, float]]]) -> Figure:
-    """Bytes that a rank receives in a step over the number of ranks, in each placement of the bank."""
+    """Bytes received per rank and step over the number of ranks, for each placement of the bank."""
     figure, (axis,) = panels(1, 1, 8, 3.6, margins=(0.8, 0.5, 3.2, 0.36))
     for i, (name, points) in enumerate(sorted(series.items())):
         world, received = np.array(sorted(points)).T
@@ -144,8 +196,10 @@ def cost(series: dict[str, list[tuple[int, float]]]) -> Figure:
     axis.set_yscale("log")
     ranks = sorted({world for points in series.values() for world, _ in points})
     axis.set_xticks(ranks, [str(n) for n in ranks])
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_minor_formatter(NullFormatter())  # the default writes formulas, and `text.parse_math` is off
     axis.yaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} MB")
     axis.set_xlabel("ranks")
-    axis.set_ylabel("a rank, a step")
+    axis.set_ylabel("per rank and step")
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure

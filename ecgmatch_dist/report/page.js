@@ -1,4 +1,4 @@
-// Tables sort by a click on a column's name; folded parts open for a link into them, and for printing.
+// A click on a column's name sorts the table. Folded parts open when a link leads into them, and for printing.
 document.addEventListener("click", (event) => {
   const button = event.target.closest("thead button");
   if (!button) return;

@@ -1,24 +1,26 @@
-"""Bootstrap over test recordings: how far a metric would move, had other recordings of the same kind been tested.
+"""Bootstrap over test recordings: how much a metric varies with the choice of recordings.
 
-A resample is a vector of counts. Scores are sorted into bins once, so that a resample costs one sparse product for all ranking
-metrics.
+A resample is a vector of counts, one per recording. Scores are sorted into bins once per class; then one sparse product gives
+the ranking metrics of all resamples.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from ecgmatch_dist.data.labels import UNKNOWN
+
 Floats = NDArray[np.float64]
 Labels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
 BINS = 512
-"""Distinct scores a class keeps; with more, neighbours share a bin (the shift that this makes is taken out again)."""
+"""Distinct scores per class; with more, neighbouring scores share a bin (`resample` corrects the shift)."""
 
 
 def counts(n: int, replicates: int, seed: int) -> Scores:
-    """How often each of n recordings is drawn: once in column 0, then in R resamples [n, 1 + R].
+    """How often each recording is drawn [n, 1 + R]: once in column 0, at random in the R resamples.
 
-    Equal arguments draw alike: pairs stay pairs."""
+    Equal arguments give equal draws, so that runs of one split can be compared in pairs."""
     rng = np.random.default_rng([n, seed])
     out = np.ones((n, 1 + replicates), np.float32)
     for r in range(1, 1 + replicates):
@@ -28,45 +30,48 @@ def counts(n: int, replicates: int, seed: int) -> Scores:
 
 def per_recording(labels: Labels, probabilities: Scores, thresholds: Floats) -> dict[str, Floats]:
     """Ranking loss, hamming loss and coverage of each recording [n], by scikit-learn's definitions (its loop is slow)."""
-    truth = labels == 1
+    truth, lacks, seen = labels == 1, labels == 0, labels != UNKNOWN
     wrong, coverage = np.zeros((2, len(labels)))
     for c in range(labels.shape[1]):
         not_lower = probabilities >= probabilities[:, [c]]
-        wrong += np.where(truth[:, c], (not_lower & ~truth).sum(axis=1), 0)
-        coverage = np.maximum(coverage, np.where(truth[:, c], not_lower.sum(axis=1), 0))
-    pairs = truth.sum(axis=1) * (~truth).sum(axis=1)
-    hamming = ((probabilities >= thresholds) != truth).mean(axis=1)
+        wrong += np.where(truth[:, c], (not_lower & lacks).sum(axis=1), 0)
+        coverage = np.maximum(coverage, np.where(truth[:, c], (not_lower & seen).sum(axis=1), 0))
+    pairs = truth.sum(axis=1) * lacks.sum(axis=1)
+    hamming = (((probabilities >= thresholds) != truth) & seen).sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
     return {"ranking_loss": wrong / np.maximum(pairs, 1), "hamming_loss": hamming, "coverage": coverage}
 
 
 def resample(
     labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores, exact: dict[str, float]
 ) -> dict[str, Floats]:
-    """The six metrics [R] under `weights` [n, 1 + R] of `counts`; `exact`: their values on the test part."""
+    """The six metrics [R] under the `weights` [n, 1 + R] of `counts`; `exact`: their values on the whole test part."""
     n, classes = labels.shape
     rows = per_recording(labels, probabilities, thresholds)
-    truth, guess = labels == 1, probabilities >= thresholds
-    table = np.concatenate(
-        [np.stack(list(rows.values()), axis=1), truth & guess, ~truth & guess, truth & ~guess], axis=1
-    )
-    sums = (table.astype(np.float32).T @ weights).astype(np.float64)
+    truth, lacks, guess = labels == 1, labels == 0, probabilities >= thresholds
+    seen = truth | lacks
+    decided = (truth & guess, lacks & guess, truth & ~guess, lacks, seen)
+    per_row = np.concatenate([np.stack(list(rows.values()), axis=1), *decided], axis=1)
+    sums = (per_row.astype(np.float32).T @ weights).astype(np.float64)
     out = {name: sums[i] / n for i, name in enumerate(rows)}
-    tp, fp, fn = sums[3:].reshape(3, classes, -1)
-    usable = (tp + fn > 0) & (tp + fn < n)
-    by_class = [ranking(truth[:, c], probabilities[:, c], weights) for c in range(classes)]
+    tp, fp, fn, negatives, labels_given = sums[3:].reshape(5, classes, -1)
+    out["hamming_loss"] = (fp + fn).sum(0) / labels_given.sum(0)
+    usable = (tp + fn > 0) & (negatives > 0)
+    by_class = [
+        ranking(truth[seen[:, c], c], probabilities[seen[:, c], c], weights[seen[:, c]]) for c in range(classes)
+    ]
     with np.errstate(invalid="ignore", divide="ignore"):
         out["macro_gbeta"] = macro(tp / (tp + fp + 2 * fn), usable)
     out["map"] = macro(np.stack([ap for ap, _ in by_class]), usable)
     out["macro_auc"] = macro(np.stack([auc for _, auc in by_class]), usable)
-    # Column 0, the test part itself, tells by how much the bins are off.
+    # Column 0 is the test part itself: it shows by how much the bins shift each metric.
     return {name: values[1:] + (exact[name] - values[0]) for name, values in out.items()}
 
 
 def ranking(truth: NDArray[np.bool_], score: Scores, weights: Scores) -> tuple[Floats, Floats]:
-    """Average precision and area under the ROC curve of one class [R], from its bins; nan where undefined."""
+    """Average precision and area under the ROC curve of one class [R], over its bins; nan where undefined."""
     values, where = np.unique(-score, return_inverse=True)  # 0 is the highest score
     if len(values) > BINS:
-        first = np.searchsorted(np.sort(-score), values)  # recordings above each score: bins hold equally many
+        first = np.searchsorted(np.sort(-score), values)  # recordings above each score, so that bins are equally full
         where = (first * BINS // len(score))[where]
     bins = min(len(values), BINS)
     cells = csr_array(
@@ -82,7 +87,7 @@ def ranking(truth: NDArray[np.bool_], score: Scores, weights: Scores) -> tuple[F
 
 
 def macro(values: Floats, usable: NDArray[np.bool_]) -> Floats:
-    """Mean over the usable classes of [C, R], each resample for itself; nan where there is none."""
+    """Mean over the usable classes of [C, R], per resample; nan where no class is usable."""
     n = usable.sum(axis=0)
     with np.errstate(invalid="ignore"):
         return np.where(n > 0, np.where(usable, values, 0).sum(axis=0) / n, np.nan)

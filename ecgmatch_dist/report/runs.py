@@ -1,117 +1,84 @@
-"""Reading a folder of runs. What cannot be used is named with the reason, never dropped silently, and never ends the report."""
+"""Find the finished runs in a folder. A folder that cannot be used is reported with the reason; it never ends the report."""
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError, safe_open
+from ecgmatch_dist.config import flatten, role
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.record.config_file import read_config
+from ecgmatch_dist.record.environment import Environment, read_environment
+from ecgmatch_dist.record.metrics_file import read_latest
+from ecgmatch_dist.record.result import Result, read_result
+from ecgmatch_dist.record.weights import read_notes
 
-DEPTH = 3
-"""Folders below the given one in which runs are looked for: a sweep may keep its runs in a folder of its own."""
-METRICS = ("map", "macro_auc", "macro_gbeta", "ranking_loss", "hamming_loss", "coverage")
-PARTS = ("labelled", "unlabelled", "validation", "test")
-
-
-class Damaged(Exception):
-    """Why a run folder cannot be used."""
+MAX_DEPTH = 3
+"""Levels of folders to search: a sweep may keep its runs in a folder of its own."""
+OPTIONAL_FILES = ("environment.json", "predictions/test.npz", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder that is not, or not wholly, in the report."""
+    """A folder that the report leaves out, wholly or in part."""
 
     folder: Path
     kind: Literal["damaged", "unfinished", "foreign", "duplicate", "incomplete"]
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run, as its folder tells."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinishedRun(Result):
+    """A finished run and its folder."""
 
     folder: Path
-    name: str
-    split: str
-    split_sha256: str
-    protocol: str
-    databases: tuple[str, ...]
-    test_database: str | None
-    ratio: float
-    seed: int
-    scheme: str
-    classes: tuple[str, ...]
-    method: str
-    tag: str
-    steps: int
-    best_step: int
-    seconds: float
-    world_size: int
-    thresholds: tuple[float, ...]
-    started_from: str | None
-    meaning: str
-    test: dict[str, Any]
-    """The metrics on the test part; a number, or None where a metric is not defined."""
     settings: dict[str, Any]
-    """The configuration as {"optim.lr": 0.03, ...}, without what does not change a result."""
+    """The settings that decide the result, without the seed: {"optim.lr": 0.03, ...}."""
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Environment:
         try:
-            return read_object(self.folder / "environment.json")
-        except Damaged:
-            return {}
+            return read_environment(self.folder / "environment.json")
+        except UserError:
+            return Environment()
 
     @cached_property
     def signal(self) -> str:
-        """Sampling rate and length, from the kept weights' notes; empty where they are not recorded."""
+        """Sampling rate and length, from the notes of the kept weights; empty where they are not recorded."""
         try:
-            with safe_open(self.folder / "best.safetensors", framework="numpy") as file:
-                notes = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
-            notes |= notes.get("preprocess", {})
-            return f"{notes['rate']:g} Hz, 12 × {notes['length']:d}"
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            notes = read_notes(self.folder / "best.safetensors")
+        except UserError:
             return ""
+        return f"{notes.preprocess.rate:g} Hz, 12 × {notes.preprocess.length:d}"
 
 
-def find_runs(root: Path, skip: Path) -> tuple[list[Run], list[Problem]]:
-    """All finished runs under `root` by name, and everything there that is not one. `skip`: the report's own folder."""
-    runs: list[Run] = []
+def find_runs(root: Path, report_folder: Path) -> tuple[list[FinishedRun], list[Problem]]:
+    """All finished runs under `root`, sorted by name, and all other folders there. The report's own folder is skipped."""
+    runs: list[FinishedRun] = []
     problems: list[Problem] = []
-    seen: dict[tuple[str, str], Run] = {}
-    for folder in run_folders(root, skip.resolve(), DEPTH, problems):
+    first_copies: dict[tuple[str, str], FinishedRun] = {}
+    for folder in find_run_folders(root, report_folder.resolve(), MAX_DEPTH, problems):
         try:
             run = read_run(folder)
-        except Damaged as error:
+        except UserError as error:
             kind: Literal["unfinished", "damaged"] = "damaged" if (folder / "result.json").exists() else "unfinished"
-            problems.append(Problem(folder, kind, str(error)))
+            problems.append(Problem(folder, kind, str(error).removeprefix(f"{folder}/")))
             continue
-        same = seen.setdefault((run.split_sha256, run.meaning), run)
-        if same is not run:
-            problems.append(
-                Problem(folder, "duplicate", f"same split and settings as {same.folder.name}, which is used")
-            )
+        first = first_copies.setdefault((run.split_sha256, run.fingerprint), run)
+        if first is not run:
+            reason = f"same split and settings as {first.folder.name}, which is used"
+            problems.append(Problem(folder, "duplicate", reason))
             continue
         runs.append(run)
-        if missing := [
-            part
-            for part in ("environment.json", "predictions/test.npz", "metrics.jsonl")
-            if not (folder / part).is_file()
-        ]:
-            problems.append(
-                Problem(
-                    folder,
-                    "incomplete",
-                    f"no {' and no '.join(missing)}: its test metrics are used, the rest is left out",
-                )
-            )
+        if missing := [name for name in OPTIONAL_FILES if not (folder / name).is_file()]:
+            reason = f"no {' and no '.join(missing)}: its test metrics are used, the rest is left out"
+            problems.append(Problem(folder, "incomplete", reason))
     return sorted(runs, key=lambda run: run.name), sorted(problems, key=lambda p: (p.kind, str(p.folder)))
 
 
-def run_folders(root: Path, skip: Path, depth: int, problems: list[Problem]) -> list[Path]:
-    """Folders with a configuration or a result, at most `depth` levels below `root`; what holds none becomes a problem."""
+def find_run_folders(root: Path, skip: Path, depth: int, problems: list[Problem]) -> list[Path]:
+    """Run folders at most `depth` levels below `root`. A folder without any becomes one of the `problems`."""
     if is_run(root):
         return [root]
     try:
@@ -123,11 +90,12 @@ def run_folders(root: Path, skip: Path, depth: int, problems: list[Problem]) -> 
     for child in children:
         if child.resolve() == skip:
             continue
-        inner: list[Problem] = []
-        inside = run_folders(child, skip, depth - 1, inner) if depth > 1 or is_run(child) else []
-        if not inside and not any(problem.kind == "damaged" for problem in inner):
-            inner = [Problem(child, "foreign", "neither config.json nor result.json: not a run folder")]
-        found, problems[len(problems) :] = found + inside, inner
+        child_problems: list[Problem] = []
+        inside = find_run_folders(child, skip, depth - 1, child_problems) if depth > 1 or is_run(child) else []
+        if not inside and not any(problem.kind == "damaged" for problem in child_problems):
+            child_problems = [Problem(child, "foreign", "neither config.json nor result.json: not a run folder")]
+        found += inside
+        problems += child_problems
     return found
 
 
@@ -135,133 +103,27 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.json").exists() or (folder / "result.json").exists()
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Damaged(f"no {path.name}") from None
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are both ValueErrors
-        raise Damaged(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Damaged(f"{path.name} holds a {type(value).__name__}, not an object")
-    return value
-
-
-def read_run(folder: Path) -> Run:
-    """The run in `folder`; Damaged says why it is none."""
-    config = read_object(folder / "config.json")
+def read_run(folder: Path) -> FinishedRun:
+    """The run in `folder`; a UserError says why there is none."""
+    config = read_config(folder / "config.json")
     if not (folder / "result.json").exists():
-        raise Damaged(f"no result.json: the run is going on or was stopped ({last_step(folder)})")
-    result = read_object(folder / "result.json")
-    names, text = (
-        strings(result, "classes"),
-        {key: field(result, key, str) for key in ("split", "split_sha256", "protocol", "scheme", "method")},
-    )
-    thresholds = field(result, "thresholds", list)
-    if len(thresholds) != len(names):
-        raise Damaged(f"result.json: {len(thresholds)} thresholds for {len(names)} classes")
-    return Run(
-        folder=folder,
-        name=folder.name,
-        **text,
-        databases=tuple(strings(result, "databases")),
-        test_database=None if result.get("test_database") is None else field(result, "test_database", str),
-        ratio=number(result, "ratio"),
-        seed=field(result, "seed", int),
-        classes=tuple(names),
-        tag=str(result.get("tag") or ""),
-        steps=field(result, "steps", int),
-        best_step=field(result, "best_step", int),
-        seconds=number(result, "seconds"),
-        world_size=field(result, "world_size", int),
-        thresholds=tuple(number({"thresholds": value}, "thresholds") for value in thresholds),
-        started_from=result.get("started_from") if isinstance(result.get("started_from"), str) else None,
-        meaning=field(result, "config_meaning", str),
-        test=metrics(field(result, "test", dict), names),
-        settings=settings(config),
-    )
+        raise UserError(f"no result.json: the run is still training or was stopped ({last_step(folder)})")
+    result = read_result(folder / "result.json")
+    settings = result_settings(config.settings)
+    if result.precision:
+        settings["runtime.precision"] = result.precision  # the configuration may say `auto`
+    if result.tag == "chosen":  # `ecgmatch sweep --chosen`: one recipe, although its weights differ between databases
+        settings |= {key: "chosen by validation" for key in settings if key.startswith("method.lambda")}
+    return FinishedRun(**{**vars(result), "name": folder.name}, folder=folder, settings=settings)
 
 
-def field(value: dict[str, Any], key: str, kind: type) -> Any:
-    """value[key], which must be there and of this kind."""
-    if key not in value:
-        raise Damaged(f"result.json has no `{key}`")
-    if not isinstance(value[key], kind) or isinstance(value[key], bool):
-        raise Damaged(f"result.json: `{key}` is {value[key]!r:.60}, not a {kind.__name__}")
-    return value[key]
-
-
-def number(value: dict[str, Any], key: str) -> float:
-    entry = field(value, key, int if isinstance(value.get(key), int) else float)
-    if not math.isfinite(entry):
-        raise Damaged(f"result.json: `{key}` is {entry}, not a finite number")
-    return float(entry)
-
-
-def strings(value: dict[str, Any], key: str) -> list[str]:
-    entries: list[str] = field(value, key, list)
-    if not entries or not all(isinstance(entry, str) for entry in entries):
-        raise Damaged(f"result.json: `{key}` must be names, at least one")
-    return entries
-
-
-def metrics(test: dict[str, Any], classes: list[str]) -> dict[str, Any]:
-    """The test metrics, checked: numbers, or None where a metric is undefined."""
-    for name in METRICS:
-        if test.get(name, "absent") is not None:
-            number(test, name)
-    of_class = field(test, "per_class", dict)
-    for short in classes:
-        values = field(of_class, short, dict)
-        for name in ("ap", "gbeta"):
-            if values.get(name) is not None:
-                number(values, name)
-    return test
-
-
-NOT_RESULT = (
-    "split",
-    "shards",
-    "runs",
-    "name",
-    "tag",
-    "seed",
-    "meaning",
-    "runtime",
-    "bank.shard_group",
-    "bank.backend",
-    "bank.overlap",
-)
-
-
-def settings(config: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted names, without folders, names, seeds and the way of execution."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{where}{key}"
-        if name in NOT_RESULT:
-            continue
-        if isinstance(value, dict):
-            flat |= settings(value, f"{name}.")
-        else:
-            flat[name] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+def result_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a JSON configuration that decide the result, under dotted names."""
+    flat = {key: value for key, value in flatten(config).items() if role(key) == "result"}
+    return {key: json.dumps(value) if isinstance(value, list) else value for key, value in flat.items()}
 
 
 def last_step(folder: Path) -> str:
-    """How far a run without result has come."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, (folder / "metrics.jsonl").stat().st_size - 65536))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return "no step recorded"
-    for line in reversed(lines):
-        try:
-            return f"step {json.loads(line)['step']}"
-        except (ValueError, KeyError, TypeError):
-            continue
-    return "no step recorded"
+    """The last recorded step of a run without result."""
+    lines = read_latest(folder)
+    return f"step {lines[-1].step}" if lines else "no step recorded"

@@ -1,6 +1,6 @@
 """Comparing k methods on N databases after Demšar (2006): Friedman, Bonferroni-Dunn, Nemenyi, Wilcoxon with Holm.
 
-The critical value of F_F for k = 8 and N = 4 at 0.05 is F(7, 21) = 2.4876; the ECGMatch paper prints 3.2590, which is F(4, 12).
+For k = 8 and N = 4 the critical value of F_F at 0.05 is F(7, 21) = 2.4876. The ECGMatch paper prints 3.2590, which is F(4, 12).
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Friedman:
-    """Do k methods differ over N databases?"""
+    """Result of Friedman's test: do k methods differ over N databases?"""
 
     ranks: Array
     """Mean rank of each method [k]; 1 is the best."""
     n: int
-    """N, the databases."""
+    """N, the number of databases."""
     f: float
     """F_F by Demšar's formula, without tie correction."""
     f_tied: float
     """F_F from the tie-corrected chi-square (what scipy's `friedmanchisquare` starts from)."""
     critical: float
-    """Of F(k - 1, (k - 1)(N - 1)) at 0.05."""
+    """Critical value of F(k - 1, (k - 1)(N - 1)) at 0.05."""
     p: float
-    """Probability of `f` or more if all methods were equal."""
+    """Probability of `f` or more if all methods are equal."""
 
     @property
     def k(self) -> int:
@@ -47,7 +47,7 @@ def rank(values: Array, greater_is_better: bool) -> Array:
 
 
 def friedman(values: Array, greater_is_better: bool) -> Friedman:
-    """Friedman's test with Iman and Davenport's F_F on `values` [N, k], one row a database."""
+    """Friedman's test with Iman and Davenport's F_F on `values` [N, k], one row per database."""
     n, k = values.shape
     if n < 2 or k < 2:
         raise ValueError(f"{n} databases and {k} methods: a comparison needs at least two of each")
@@ -62,20 +62,22 @@ def friedman(values: Array, greater_is_better: bool) -> Friedman:
         ranks=mean,
         n=n,
         f=f,
-        f_tied=iman_davenport(chi2 / correction, n, k) if correction > 0 else 0.0,  # 0: every row is one big tie
+        f_tied=iman_davenport(chi2 / correction, n, k)
+        if correction > 0
+        else 0.0,  # 0: all methods tie on every database
         critical=float(stats.f.ppf(1 - ALPHA, *degrees)),
         p=float(stats.f.sf(f, *degrees)),
     )
 
 
 def iman_davenport(chi2: float, n: int, k: int) -> float:
-    """F_F of Friedman's chi-square; infinite when every database ranks the methods alike."""
+    """F_F of Friedman's chi-square; infinite when all databases rank the methods alike."""
     rest = n * (k - 1) - chi2
     return float((n - 1) * chi2 / rest) if rest > 1e-9 else float("inf")
 
 
 def bonferroni_dunn(k: int, n: int, alpha: float = ALPHA) -> float:
-    """Critical difference of mean ranks between a control and each of k - 1 others."""
+    """Critical difference of mean ranks between a control and each of the k - 1 other methods."""
     return float(stats.norm.ppf(1 - alpha / (2 * (k - 1))) * rank_error(k, n))
 
 
@@ -90,7 +92,7 @@ def nemenyi_p(ranks: Array, n: int) -> Array:
     p = np.ones((k, k))
     first, second = np.triu_indices(k, 1)
     q = np.abs(ranks[first] - ranks[second]) / rank_error(k, n) * np.sqrt(2)
-    values, where = np.unique(q.round(12), return_inverse=True)  # ranks repeat, and the distribution is slow
+    values, where = np.unique(q.round(12), return_inverse=True)  # the distribution is slow, and many pairs have equal q
     p[first, second] = p[second, first] = stats.studentized_range.sf(values, k, np.inf)[where]
     return p
 
@@ -109,7 +111,7 @@ def wilcoxon(control: Array, other: Array) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment of p-values, in their order."""
+    """Holm's step-down adjustment of p-values, in the order given."""
     adjusted, worst = [0.0] * len(p), 0.0
     for position, index in enumerate(np.argsort(np.asarray(p, float), kind="stable")):
         worst = max(worst, min(1.0, (len(p) - position) * p[index]))

@@ -1,4 +1,4 @@
-"""The lab, tiny data, and the same runs as nobody touched them."""
+"""The lab, tiny data, and undisturbed runs to compare with."""
 
 import json
 import os
@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from harm import ROOT, SET, SWEEP, Lab
-from shard_factory import make_shards, random_codes
-from test_train import learnable
 
 from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.launch import plan as planning
+from ecgmatch_dist.launch.expand import base_config, load_sweep, plan_runs
+from tests.cluster.harm import ROOT, SET, SWEEP, Lab
+from tests.support.shard_factory import make_shards, random_codes
+from tests.support.training import learnable
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +48,14 @@ def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(data: Path, sweep_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the same runs under torchrun with two ranks, which nobody touched."""
+    """Folder of the same runs, undisturbed, under torchrun with two ranks."""
     runs = tmp_path_factory.mktemp("reference")
-    sweep = planning.load(str(sweep_file))
-    base = planning.base_config(sweep, "", str(data / "shards"), runs, SET)
-    planned = planning.plan(sweep, base, data / "splits")
+    sweep = load_sweep(str(sweep_file))
+    base = base_config(sweep, "", str(data / "shards"), runs, SET)
+    planned = plan_runs(sweep, base, data / "splits")
     (runs / "configs.json").write_text(json.dumps([run.config.to_json() for run in planned]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, str(Path(__file__).with_name("reference.py")), str(runs / "configs.json")]
+    command = [*torchrun, "-m", "tests.cluster.reference", str(runs / "configs.json")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -64,7 +64,7 @@ def reference(data: Path, sweep_file: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def runs(reference: Path, tmp_path: Path) -> Path:
-    """A folder of runs in which the supervised ones are finished already."""
+    """A folder of runs in which the supervised runs are finished."""
     for path in reference.glob("*.supervised"):
         shutil.copytree(path, tmp_path / "runs" / path.name)
     return tmp_path / "runs"

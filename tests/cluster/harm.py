@@ -1,4 +1,4 @@
-"""The means to do harm to a run on the lab (freeze ranks, kill ranks, nodes and daemons) and to see that none was done."""
+"""Tools to disturb a run on the lab (freeze and kill ranks, nodes, daemons) and to check that its result is the same."""
 
 import json
 import os
@@ -11,10 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from test_train import final_state
+
+from ecgmatch_dist.launch import sweep
+from tests.support.training import final_state
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
+    "data.rate": 0,
+    "data.length": 0,
     "model.width": 16,
     "model.heads": 2,
     "optim.steps": 60,
@@ -44,12 +48,12 @@ SET = tuple(f"{key}={value}" for key, value in SETTINGS.items())
 def wait_until(condition: Callable[[], object], what: str, limit: float = 240, every: float = 0.05) -> None:
     end = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < end, f"waited {limit} s in vain: {what}"
+        assert time.monotonic() < end, f"waited {limit} s for {what}"
         time.sleep(every)
 
 
 class Lab:
-    """The cluster that slurm/lab/with-slurm has started."""
+    """The cluster started by slurm/lab/with-slurm."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,12 +65,12 @@ class Lab:
         os.kill(self.pid(name), signal.SIGKILL)
 
     def repair(self) -> None:
-        """Start again what has died, and wait until both nodes are free of old jobs."""
+        """Restart what has died, and wait until no old jobs are left on the nodes."""
         environment = {k: v for k, v in os.environ.items() if k != "SLURM_CONF"}
         subprocess.run([ROOT / "slurm/lab/up", self.folder], check=True, capture_output=True, env=environment)
 
     def ranks(self, job: str, restart: int = 0) -> dict[int, int]:
-        """Rank -> process id of a start of a job, seen from outside the nodes."""
+        """Rank -> process id, as seen by the host, of one start of a job."""
         found = {}
         for process in Path("/proc").iterdir():
             if not process.name.isdecimal():
@@ -92,7 +96,7 @@ class Lab:
 
 
 def waits_for(job: str) -> list[str]:
-    """The jobs whose end Slurm has a job wait for."""
+    """The jobs that this one waits for, by Slurm."""
     text = subprocess.run(["squeue", "-h", "-j", job, "-o", "%E"], check=True, capture_output=True, text=True).stdout
     return re.findall(r"afterany:(\w+)\(unfulfilled\)", text)
 
@@ -120,3 +124,24 @@ def assert_same_bits(a: Path, b: Path) -> None:
     results = [json.loads((run / "result.json").read_text()) for run in (a, b)]
     assert results[0]["test"] == results[1]["test"]
     assert steps_of(a) == steps_of(b)
+
+
+def site(folder: Path, **changes: object) -> str:
+    values: dict[str, object] = {
+        "partition": "main",
+        "nodes": 2,
+        "ranks_per_node": 1,
+        "minutes": 60,
+        "warning_seconds": 20,
+        "parallel": 4,
+        "setup": ["export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo"],
+    } | changes
+    path = folder / "site.toml"
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
+    return str(path)
+
+
+def submit(file: Path, tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> None:
+    place = site(tmp_path, **changes)
+    shards, splits = str(data / "shards"), data / "splits"
+    sweep.main(str(file), site=place, shards=shards, splits=splits, runs=runs, set=set)

@@ -1,6 +1,6 @@
-"""One run on two ranks, killed at random moments, saves included, and compared with the run that nobody touched. Outside CI.
+"""One run on two ranks, killed at random moments, also during saves, and compared with an undisturbed run. Not part of CI.
 
-PYTHONPATH=.:tests:tests/cluster python tests/cluster/soak.py 50 25      (kills, and the minutes that all may take)
+python -m tests.cluster.soak 50 25      (kills, and the time limit in minutes)
 
 The last line is the summary: kills, how many of them left an unfinished checkpoint or one without its pointer, lost steps,
 tensors that differ.
@@ -19,26 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harm import steps_of
-from shard_factory import make_shards, random_codes
-from test_train import final_state, learnable, tiny
 from torch import distributed as dist
 
-from ecgmatch_dist.checkpoint import generation_and_step
 from ecgmatch_dist.config import Config, Evaluate, Optim, Runtime
-from ecgmatch_dist.data.splits import make_split
-from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.distributed import session
+from ecgmatch_dist.recovery.checkpoint import generation_and_step
 from ecgmatch_dist.train import train
+from tests.cluster.harm import steps_of
+from tests.support.training import final_state, make_data, tiny
 
 NAME = "within-chapman@0.2.s20.ecgmatch"
 context = multiprocessing.get_context("forkserver")
-
-
-def make_data(folder: Path) -> None:
-    codes = random_codes(200)
-    make_shards(folder / "shards", "chapman", 200, 128, codes, signals=learnable(codes, 128), per_shard=64)
-    make_split(ShardStore(folder / "shards", ["chapman"]), "within", 0.2, 20, "ecgmatch5").save(folder / "split.json")
 
 
 def run(rank: int, config: Config, store: str) -> None:
@@ -46,13 +36,12 @@ def run(rank: int, config: Config, store: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)  # type: ignore[attr-defined]
-    with session("cpu") as ranks:
-        train(config, ranks)
+    train(config)
     dist.destroy_process_group()
 
 
 def start(config: Config, folder: Path) -> list[Any]:
-    """Both ranks, from a server that has imported everything: a start takes a second instead of half a minute."""
+    """Both ranks, forked from a server that has imported everything: a start takes a second instead of half a minute."""
     store = str(folder / f"store-{time.time_ns()}")
     ranks = [context.Process(target=run, args=(rank, config, store)) for rank in range(2)]
     for process in ranks:
@@ -71,27 +60,27 @@ def newest(place: Path) -> Path | None:
 
 
 def strike(ranks: list[Any], place: Path, before: Path | None) -> None:
-    """Kill one rank or both: half of the time as soon as a save is seen, else at any moment after the next checkpoint."""
+    """Kill one rank or both after the next checkpoint: half of the time during a save, else at a random moment."""
     aimed = random.random() < 0.5
     while newest(place) == before and all(process.is_alive() for process in ranks):
         time.sleep(0.002)
     time.sleep(random.uniform(0, 0.3))
     while aimed and not any(place.glob("copies/*/unfinished-*")) and all(process.is_alive() for process in ranks):
         time.sleep(0.0005)
-    for process in ranks if random.random() < 0.5 else [random.choice(ranks)]:  # one rank's death ends the other
+    for process in ranks if random.random() < 0.5 else [random.choice(ranks)]:  # a rank that loses the other ends, too
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
 
 
 def torture(config: Config, folder: Path, kills: int, until: float) -> dict[str, int]:
-    """Kill the run so many times, each time after it has got a little further; then let it end."""
+    """Kill the run `kills` times, each time after a new checkpoint; then let it finish."""
     done, in_a_save, without_pointer, place = 0, 0, 0, config.runs / NAME
     while done < kills and not (place / "result.json").exists() and time.monotonic() < until:
         ranks = start(config, folder)
         strike(ranks, place, newest(place))
         finish(ranks)
         done += 1
-        # Nobody is at work now: what lies there unfinished is what the kill interrupted.
+        # Both ranks have ended: what is unfinished was interrupted by the kill.
         unfinished = any(place.glob("copies/*/unfinished-*"))
         latest, last = place / "checkpoints" / "latest", newest(place)
         unpointed = last is not None and not (latest.exists() and latest.read_text().strip() == last.name)
@@ -113,7 +102,7 @@ def main(kills: int, minutes: float, seed: int = 1) -> None:
         folder = Path(name)
         make_data(folder)
         optim = Optim(steps=3 * kills, labelled_batch=8, unlabelled_batch=16)
-        # A short timeout: the rank that is left looks for the other one's heartbeat for a fifth of it.
+        # A short timeout: the surviving rank waits a fifth of it for the other one's heartbeat.
         runtime = Runtime(device="cpu", log_every=1, save_every=1, readers=1, threads=1, timeout_minutes=0.5)
         evaluate = Evaluate(every=10, batch=64, patience=10**6)
         config = tiny(folder, folder / "untouched", optim=optim, init="scratch", runtime=runtime, evaluate=evaluate)

@@ -1,4 +1,4 @@
-"""A sweep as one job array on a real Slurm: who waits for whom, and what a submission that is cut off or refused leaves."""
+"""A sweep as one job array on a real Slurm: dependencies, and submissions that are cut off or refused."""
 
 import os
 import shutil
@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from harm import SET, Lab, wait_until, waits_for
-from test_recovery import site, submit
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import array, slurm, status
-from ecgmatch_dist.launch.submissions import folder_of, read_records
+from ecgmatch_dist.launch.submissions import read_submissions, sweep_folder
+from tests.cluster.harm import SET, Lab, site, submit, wait_until, waits_for
 
 pytestmark = pytest.mark.cluster
 
@@ -25,7 +24,7 @@ method = ["softmatch"]
 
 
 def path_with(command: str, lines: str, folder: Path) -> str:
-    """A PATH on which a command of Slurm's does something else first; $REAL is Slurm's own."""
+    """A PATH on which a Slurm command is a script that runs `lines` first; $REAL is the real command."""
     (folder / f"before-{command}").mkdir()
     script = folder / f"before-{command}" / command
     script.write_text(f'#!/bin/bash\nREAL={shutil.which(command)}\n{lines}\nexec $REAL "$@"\n')
@@ -34,7 +33,7 @@ def path_with(command: str, lines: str, folder: Path) -> str:
 
 
 def submit_and_die(path: str, file: Path, tmp_path: Path, data: Path, runs: Path) -> str:
-    """`ecgmatch sweep` in a process of its own that one of Slurm's commands kills; returns what it said."""
+    """`ecgmatch sweep` in a process that one of the commands on `path` kills; returns its output."""
     command = [sys.executable, "-m", "ecgmatch_dist", "sweep", str(file), "--site", site(tmp_path)]
     command += ["--shards", str(data / "shards"), "--splits", str(data / "splits"), "--runs", str(runs), "--set", *SET]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
@@ -45,38 +44,38 @@ def submit_and_die(path: str, file: Path, tmp_path: Path, data: Path, runs: Path
 def test_a_submission_that_is_cut_off(
     lab: Lab, data: Path, sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed right behind sbatch; a second time before the runs are told what to wait for. The third time mends it."""
+    """Killed right after sbatch; a second time before the dependencies are set. The third time recovers the second."""
     runs = tmp_path / "runs"
     place = (tmp_path, data, runs)
     submit_and_die(path_with("sbatch", '$REAL "$@"; kill -9 $PPID; exit', tmp_path), sweep_file, *place)
-    lost = slurm.held()
+    lost = slurm.held_jobs()
     assert len(lost) == 6
-    assert read_records(folder_of(runs, "four")) == []
+    assert read_submissions(sweep_folder(runs, "four")) == []
 
     path = path_with("scontrol", '[ "$1" != update ] || { kill -9 $PPID; exit; }', tmp_path)
-    said = submit_and_die(path, sweep_file, *place)
-    assert "cut off before its 6 runs were on record; cancelled" in said
-    records = read_records(folder_of(runs, "four"))
-    jobs = {record["run"]: record["job"] for record in records}
-    assert set(jobs.values()) == slurm.held().keys()
+    out = submit_and_die(path, sweep_file, *place)
+    assert "cut off before its 6 runs were recorded; cancelled" in out
+    submissions = read_submissions(sweep_folder(runs, "four"))
+    jobs = {submission.run: submission.job for submission in submissions}
+    assert set(jobs.values()) == slurm.held_jobs().keys()
     assert not lost.keys() & set(jobs.values())
 
     submit(sweep_file, *place)
-    said = capsys.readouterr().out
-    assert "left 6 runs held; they are released now" in said
-    assert "nothing to submit" in said
-    assert read_records(folder_of(runs, "four")) == records
-    assert slurm.held() == {}
-    for record in records:
-        own = record["run"].rpartition(".")[0] + ".supervised"
-        assert waits_for(record["job"]) == ([] if record["run"] == own else [jobs[own]])
+    out = capsys.readouterr().out
+    assert "left 6 runs held; they are released now" in out
+    assert "nothing to submit" in out
+    assert read_submissions(sweep_folder(runs, "four")) == submissions
+    assert slurm.held_jobs() == {}
+    for submission in submissions:
+        own = submission.run.rpartition(".")[0] + ".supervised"
+        assert waits_for(submission.job) == ([] if submission.run == own else [jobs[own]])
 
-    # A run alone, of another sweep, is no array; it waits for the start that is at work already.
+    # A single run of another sweep is a plain job; it waits for the start that is already in the queue.
     (tmp_path / "other.toml").write_text(OTHER)
     submit(tmp_path / "other.toml", *place)
-    (record,) = read_records(folder_of(runs, "other"))
-    assert "_" not in record["job"]
-    assert waits_for(record["job"]) == [jobs[START]]
+    (submission,) = read_submissions(sweep_folder(runs, "other"))
+    assert "_" not in submission.job
+    assert waits_for(submission.job) == [jobs[START]]
 
     wait_until(lambda: slurm.queue()[jobs[START]].state == "RUNNING", "a run that was held", every=0.5)
     for name in ("other", "four"):
@@ -86,7 +85,7 @@ def test_a_submission_that_is_cut_off(
 def test_more_runs_than_an_array_takes(
     lab: Lab, data: Path, sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of the second array wait for starts in the first. If sbatch refuses the second, the first is taken back."""
+    """Runs of the second array wait for starts in the first. If sbatch refuses the second, the first is cancelled."""
     runs = tmp_path / "runs"
     monkeypatch.setattr(slurm, "array_limit", lambda: 4)
     refuse = 'if grep -q "array=0-1%" "$1"; then sed -i "s/partition=main/partition=none/" "$1"; fi'
@@ -94,13 +93,13 @@ def test_more_runs_than_an_array_takes(
         context.setenv("PATH", path_with("sbatch", refuse, tmp_path))
         with pytest.raises(UserError, match=r"sweep four: sbatch refused 2 runs: .*partition.*--dry-run"):
             submit(sweep_file, tmp_path, data, runs)
-    assert slurm.held() == {}
-    assert read_records(folder_of(runs, "four")) == []
-    assert list((folder_of(runs, "four") / "jobs").iterdir()) == []
+    assert slurm.held_jobs() == {}
+    assert read_submissions(sweep_folder(runs, "four")) == []
+    assert list((sweep_folder(runs, "four") / "jobs").iterdir()) == []
 
     submit(sweep_file, tmp_path, data, runs)
-    jobs = [record["job"] for record in read_records(folder_of(runs, "four"))]
-    first, second = array.arrays(jobs)
+    jobs = [submission.job for submission in read_submissions(sweep_folder(runs, "four"))]
+    first, second = array.array_ids(jobs)
     assert jobs == [f"{first}_0", f"{first}_1", f"{first}_2", f"{first}_3", f"{second}_0", f"{second}_1"]
     assert [waits_for(job) for job in jobs] == [[], [], *([f"{first}_{start}"] for start in (0, 0, 1, 1))]
     status.cancel("four", runs)

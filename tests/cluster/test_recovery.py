@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm, and everything that can happen to them: each run ends with the bits of one that nobody touched."""
+"""Sweeps on a real Slurm and what can happen to them: each run ends with the same bits as an undisturbed one."""
 
 import json
 import os
@@ -8,20 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from harm import (
+
+from ecgmatch_dist.launch import slurm, status
+from ecgmatch_dist.launch.submissions import read_submissions, sweep_folder
+from tests.cluster.harm import (
     ROOT,
     SET,
     SETTINGS,
     Lab,
     assert_same_bits,
     steps_of,
+    submit,
     wait_for_step,
     wait_until,
     waits_for,
 )
-
-from ecgmatch_dist.launch import slurm, status, sweep
-from ecgmatch_dist.launch.submissions import folder_of, read_records
 
 pytestmark = pytest.mark.cluster
 
@@ -33,45 +34,24 @@ method = ["ecgmatch"]
 """
 
 
-def site(folder: Path, **changes: object) -> str:
-    values: dict[str, object] = {
-        "partition": "main",
-        "nodes": 2,
-        "ranks_per_node": 1,
-        "minutes": 60,
-        "warning_seconds": 20,
-        "parallel": 4,
-        "setup": ["export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo"],
-    } | changes
-    path = folder / "site.toml"
-    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
-    return str(path)
-
-
 def submit_one(tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> str:
     """Submit one run of ECGMatch; returns its job."""
     (tmp_path / "one.toml").write_text(ONE_RUN)
     submit(tmp_path / "one.toml", tmp_path, data, runs, set, **changes)
-    return str(read_records(folder_of(runs, "one"))[-1]["job"])
-
-
-def submit(file: Path, tmp_path: Path, data: Path, runs: Path, set: tuple[str, ...] = SET, **changes: object) -> None:
-    place = site(tmp_path, **changes)
-    shards, splits = str(data / "shards"), data / "splits"
-    sweep.main(str(file), site=place, shards=shards, splits=splits, runs=runs, set=set)
+    return read_submissions(sweep_folder(runs, "one"))[-1].job
 
 
 def wait_for_end(job: str, limit: float = 300) -> None:
-    wait_until(lambda: not slurm.alive(job), f"the end of job {job}", limit, every=0.5)
+    wait_until(lambda: not slurm.is_alive(job), f"the end of job {job}", limit, every=0.5)
 
 
 def generations(run: Path) -> int:
     return len(list((run / "generations").iterdir()))
 
 
-def said(runs: Path, job: str) -> str:
-    folder = Path(read_records(folder_of(runs, "one"))[-1]["folder"])
-    return "\n".join(path.read_text() for path in sorted(folder.glob(f"{job}_*_log.*")))
+def output(runs: Path) -> str:
+    """What the ranks of the latest job have written."""
+    return "\n".join(path.read_text() for path in read_submissions(sweep_folder(runs, "one"))[-1].output_files())
 
 
 def frozen(lab: Lab, runs: Path, job: str, step: int = 10) -> dict[int, int]:
@@ -86,40 +66,40 @@ def frozen(lab: Lab, runs: Path, job: str, step: int = 10) -> dict[int, int]:
 def test_a_sweep_equals_torchrun_to_the_bit(
     lab: Lab, data: Path, sweep_file: Path, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a cluster of GPUs, one rank each: Slurm deals them out as if they were there."""
+    """As on a cluster with one rank per GPU: Slurm schedules the lab's GPUs as if they existed."""
     runs, gpus = tmp_path / "runs", {"gpus_per_node": 1, "ranks_per_node": 0}
     submit(sweep_file, tmp_path, data, runs, **gpus)
-    records = read_records(folder_of(runs, "four"))
-    assert len(records) == 6
-    asked = subprocess.run(["scontrol", "show", "job", records[0]["job"]], capture_output=True, text=True, check=True)
+    submissions = read_submissions(sweep_folder(runs, "four"))
+    assert len(submissions) == 6
+    asked = subprocess.run(["scontrol", "show", "job", submissions[0].job], capture_output=True, text=True, check=True)
     assert "gres:gpu:1" in asked.stdout, asked.stdout  # on each of the two nodes
-    jobs = {record["run"]: record["job"] for record in records}
+    jobs = {submission.run: submission.job for submission in submissions}
     assert len({job.split("_")[0] for job in jobs.values()}) == 1
-    for run, job in jobs.items():  # for its own start, and not for the other one
+    for run, job in jobs.items():  # each waits only for its own start
         own = run.rpartition(".")[0] + ".supervised"
         assert waits_for(job) == ([] if run == own else [jobs[own]])
 
-    submit(sweep_file, tmp_path, data, runs, **gpus)  # all at work: none is submitted again
+    submit(sweep_file, tmp_path, data, runs, **gpus)  # all are in the queue: none is submitted again
     assert "nothing to submit" in capsys.readouterr().out
-    assert len(read_records(folder_of(runs, "four"))) == 6
+    assert len(read_submissions(sweep_folder(runs, "four"))) == 6
 
-    for record in records:
-        wait_for_end(record["job"])
+    for job in jobs.values():
+        wait_for_end(job)
     rows = status.collect("four", runs)
     assert {(row.state, row.step, row.restarts) for row in rows} == {("finished", 60, 0), ("finished", 6, 0)}
-    for record in records:
-        assert_same_bits(reference / record["run"], runs / record["run"])
-    started = [json.loads((runs / r["run"] / "result.json").read_text())["world_size"] for r in records]
-    assert started == [2] * 6
+    for run in jobs:
+        assert_same_bits(reference / run, runs / run)
+    world_sizes = [json.loads((runs / run / "result.json").read_text())["world_size"] for run in jobs]
+    assert world_sizes == [2] * 6
 
     submit(sweep_file, tmp_path, data, runs, **gpus)
     assert "nothing to submit" in capsys.readouterr().out
 
 
 def test_a_time_limit(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    # Slurm may warn a minute earlier than asked for: with a limit of one minute, before the first step.
+    # Slurm may warn up to a minute too early: with a limit of one minute, that would be before the first step.
     job = submit_one(tmp_path, data, runs, minutes=2, warning_seconds=20)
-    frozen(lab, runs, job)  # Slurm itself wakes what it warns
+    frozen(lab, runs, job)  # Slurm's warning wakes the ranks
     wait_for_end(job)
     assert_same_bits(reference / ONE, runs / ONE)
     assert "asked to stop: saved at step" in (runs / ONE / "log.txt").read_text()
@@ -128,7 +108,7 @@ def test_a_time_limit(lab: Lab, data: Path, reference: Path, runs: Path, tmp_pat
 
 def test_a_preemption(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
     job = submit_one(tmp_path, data, runs, partition="low")
-    frozen(lab, runs, job)  # Slurm itself wakes what it warns
+    frozen(lab, runs, job)  # Slurm's warning wakes the ranks
     higher = ["sbatch", "-p", "main", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"]
     subprocess.run(higher, check=True, capture_output=True)
     wait_for_end(job)
@@ -138,7 +118,7 @@ def test_a_preemption(lab: Lab, data: Path, reference: Path, runs: Path, tmp_pat
 
 
 def test_a_preemption_without_a_warning(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    """A plain SIGTERM, while Slurm has the job running: so it begins where preempt_send_user_signal is not set."""
+    """A plain SIGTERM while the job is RUNNING, as on clusters without preempt_send_user_signal."""
     job = submit_one(tmp_path, data, runs)
     wait_for_step(runs / ONE, 10)
     subprocess.run(["scancel", "--signal=TERM", job], check=True)
@@ -160,12 +140,12 @@ def test_a_killed_rank(lab: Lab, data: Path, reference: Path, runs: Path, tmp_pa
 
 
 def test_a_rank_that_hangs(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    """Nobody dies: a rank stands still, the other one gives up, and Slurm must end the first and queue the job again."""
+    """One rank hangs, the other one gives up; Slurm must kill the first and queue the job again."""
     job = submit_one(tmp_path, data, runs, set=(*SET, "runtime.timeout_minutes=0.5"))
     wait_for_step(runs / ONE, 10)
     lab.signal({1: lab.ranks(job)[1]}, signal.SIGSTOP)
     wait_for_end(job)
-    assert "rank 0 lost contact in " in said(runs, job)
+    assert "rank 0 lost contact in " in output(runs)
     assert_same_bits(reference / ONE, runs / ONE)
     assert generations(runs / ONE) == 2
 
@@ -185,7 +165,7 @@ def test_a_power_cut(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path
 
 
 def test_two_copies_at_once(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
-    """A node's daemon dies, the node does not: Slurm starts the run again elsewhere while the old copy is still there."""
+    """A node's daemon dies, but not the node: Slurm starts the run again elsewhere while the old copy still runs."""
     job = submit_one(tmp_path, data, runs, nodes=1, ranks_per_node=2)
     old = frozen(lab, runs, job)
     node = slurm.queue()[job].nodes
@@ -195,14 +175,14 @@ def test_two_copies_at_once(lab: Lab, data: Path, reference: Path, runs: Path, t
     wait_for_step(runs / ONE, 15)
     lab.signal(old, signal.SIGCONT)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in old.values()), "the end of the old copy")
-    assert "a newer copy of this run has taken over (generation 2" in said(runs, job)
+    assert "a newer copy of this run has taken over (generation 2" in output(runs)
     wait_for_end(job)
     lab.repair()
     assert_same_bits(reference / ONE, runs / ONE)
     assert steps_of(runs / ONE) == list(range(1, 61))
     assert generations(runs / ONE) == 2
     written = {path.name.split(".")[1] for path in (runs / ONE / "checkpoints").glob("step-*")}
-    assert written == {"2"}  # nothing of the old copy is left, nothing came from it later
+    assert written == {"2"}  # the old copy's checkpoints are gone, and it has written no new ones
 
 
 def test_a_restart_of_the_controller(lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path) -> None:
@@ -216,7 +196,7 @@ def test_a_restart_of_the_controller(lab: Lab, data: Path, reference: Path, runs
     assert generations(runs / ONE) == 1
 
 
-def test_a_cancelled_sweep_is_taken_up_again(
+def test_a_cancelled_sweep_is_resumed(
     lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = submit_one(tmp_path, data, runs)
@@ -235,7 +215,7 @@ def test_a_cancelled_sweep_is_taken_up_again(
 def test_the_plain_batch_script(
     lab: Lab, data: Path, reference: Path, runs: Path, tmp_path: Path, warning: str
 ) -> None:
-    """sbatch and torchrun without a sweep: two nodes, and a warning in the middle, which does not count as a crash."""
+    """sbatch and torchrun without a sweep, on two nodes. A warning does not count as a crash."""
     where = [
         f"--split={data / 'splits' / 'within-chapman@0.2.s20.json'}",
         f"--shards={data / 'shards'}",

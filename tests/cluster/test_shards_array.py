@@ -1,21 +1,24 @@
-"""Shards written by an array of jobs are those that one process writes, byte for byte."""
+"""An array of jobs writes the same shards as one process, byte for byte."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harm import Lab
 
-from ecgmatch_dist.data import shards, synthetic
+from ecgmatch_dist.data.synthetic import databases
+from ecgmatch_dist.launch import build_shards
+from tests.cluster.harm import Lab
 
 pytestmark = pytest.mark.cluster
 
 
 def test_an_array_writes_the_same_shards(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    synthetic.main(tmp_path / "raw", recordings=20)
+    databases.main(tmp_path / "raw", recordings=20)
     (tmp_path / "site.toml").write_text('partition = "main"\nparallel = 3\n')
     for out, where in ((tmp_path / "here", {}), (tmp_path / "there", {"cluster": "slurm"})):
         site = str(tmp_path / "site.toml")
-        shards.main("chapman", raw=tmp_path / "raw", out=out, workers=1, preset="cpu", shard_size=4, site=site, **where)  # type: ignore[arg-type]
+        options: Any = {"workers": 1, "preset": "cpu", "shard_size": 4, "site": site} | where
+        build_shards.main("chapman", raw=tmp_path / "raw", out=out, **options)
     assert "5 shards in 3 jobs" in capsys.readouterr().out
     here, there = tmp_path / "here" / "chapman", tmp_path / "there" / "chapman"
     names = sorted(path.name for path in here.iterdir() if not path.name.startswith("."))

@@ -1,0 +1,140 @@
+"""Faiss as a backend of the bank's search: `faiss.knn` on a CPU; on a GPU `knn_gpu` or a resident index.
+
+No GPU index of Faiss changes rows in place. So the bank's own memory is searched (`knn_gpu`), or an index is filled from
+it at each search: the copy inside the device is cheap, and which of the two is faster is measured at the start of a run.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecgmatch_dist.errors import UserError
+
+# Faiss computes distances in tiles of at most 512 queries and 2^18 rows, two at a time (chooseTileSize in its Distance.cu).
+TILE_QUERIES, TILE_ROWS, TILES = 512, 1 << 18, 2
+SPARE = 64 << 20  # for the candidates of the tiles
+
+
+def has_faiss() -> bool:
+    """Whether Faiss is installed: the extra `cpu` or `gpu`."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+def check_faiss() -> None:
+    """Refuse two builds of Faiss: they overwrite each other's files, and the mix crashes or gives wrong results."""
+    builds = [build for build in importlib.metadata.distributions() if (build.name or "").lower().startswith("faiss")]
+    owners = sorted({build.name for build in builds if any(path.parts[0] == "faiss" for path in build.files or ())})
+    if len(owners) > 1:
+        keep = next((name for name in owners if "gpu" in name), owners[0])
+        raise UserError(
+            f"{len(owners)} builds of Faiss are installed ({', '.join(owners)}): they overwrite each other; "
+            f"pip uninstall --yes {' '.join(owners)} && pip install {keep}"
+        )
+
+
+@cache
+def load_faiss() -> Any:
+    """Faiss, imported after torch, and set to use BLAS also for few queries (2-4 times faster)."""
+    check_faiss()
+    if not has_faiss():
+        raise UserError(
+            "Faiss is not installed: pip install 'ecgmatch-dist[cpu]' (or [gpu]), or set bank.backend to torch"
+        )
+    import faiss
+
+    faiss.cvar.distance_compute_blas_threshold = 1
+    faiss.cvar.distance_compute_blas_database_bs = 4096
+    return faiss
+
+
+def faiss_threads() -> Any:
+    """Faiss with torch's number of threads: it has its own OpenMP, which would use every core."""
+    faiss = load_faiss()
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    return faiss
+
+
+def faiss_cpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """`faiss.knn` on the memory of the bank: there is no index to update."""
+    faiss = faiss_threads()
+    scores, rows = faiss.knn(q.numpy(), z.numpy(), m, metric=faiss.METRIC_INNER_PRODUCT)
+    return torch.from_numpy(scores), torch.from_numpy(rows)
+
+
+def temporary_memory(queries: int, rows: int) -> int:
+    """Bytes in which two tiles of fp32 scores fit. With less, Faiss allocates and frees on the device in every search, and each
+    of these waits for the device."""
+    return TILES * 4 * min(queries, TILE_QUERIES) * min(rows, TILE_ROWS) + SPARE
+
+
+class Resources:
+    """Faiss's memory on one GPU: as much as the largest search so far needed, instead of 1.5 GB; nothing pinned."""
+
+    def __init__(self) -> None:
+        self.faiss = load_faiss().StandardGpuResources()
+        self.faiss.setPinnedMemory(0)
+        self.reserved = 0
+
+    def reserve(self, count: int) -> Any:
+        if count > self.reserved:
+            self.faiss.setTempMemory(count)
+            self.reserved = count
+        return self.faiss
+
+
+@cache
+def _gpu_resources(device: int) -> Resources:
+    return Resources()
+
+
+def _reserved(q: Tensor, z: Tensor) -> Any:
+    importlib.import_module("faiss.contrib.torch_utils")  # makes Faiss accept torch tensors and streams
+    return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), len(z)))
+
+
+def faiss_gpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """`faiss.knn_gpu` on the memory of the bank, on torch's current stream."""
+    faiss = load_faiss()
+    with torch.cuda.device(z.device):  # on another current device, Faiss is silently wrong
+        scores, rows = faiss.knn_gpu(_reserved(q, z), q.contiguous(), z, m, metric=faiss.METRIC_INNER_PRODUCT)
+    return scores, rows
+
+
+class ResidentIndex:
+    """A flat index that stays on the device and is filled from the bank at each search."""
+
+    on_gpu: "dict[int, ResidentIndex]" = {}  # noqa: RUF012  # by device
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        """`make`: number of features -> an empty flat index for inner products."""
+        self.make = make
+        self.index: Any = None
+
+    def __call__(self, q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        importlib.import_module("faiss.contrib.torch_utils")
+        if self.index is None or self.index.d != z.shape[1]:
+            self.index = self.make(z.shape[1])
+        self.index.reset()
+        self.index.add(z.contiguous())
+        scores, rows = self.index.search(q.contiguous(), m)
+        return scores, rows
+
+    @classmethod
+    def search_on_gpu(cls, q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """`GpuIndexFlatIP` on the bank's device."""
+        faiss = load_faiss()
+        with torch.cuda.device(z.device):
+            number = torch.cuda.current_device()
+            resources = _reserved(q, z)
+
+            def make(dim: int) -> Any:
+                options = faiss.GpuIndexFlatConfig()
+                options.device = number
+                return faiss.GpuIndexFlatIP(resources, dim, options)
+
+            return cls.on_gpu.setdefault(number, cls(make))(q, z, m)

@@ -1,0 +1,1 @@
+"""Estimates of what a training step costs on a cluster."""

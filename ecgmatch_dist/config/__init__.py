@@ -1,0 +1,41 @@
+"""What a run is: its settings (`fields`), those of its method (`method`), and both as JSON (`saved`). No torch here."""
+
+from ecgmatch_dist.config.backbones import backbones
+from ecgmatch_dist.config.fields import (
+    Augment,
+    Bank,
+    Config,
+    Data,
+    Evaluate,
+    Model,
+    Optim,
+    Runtime,
+)
+from ecgmatch_dist.config.method import MethodSettings, method_settings, methods
+from ecgmatch_dist.config.passes import fitted
+from ecgmatch_dist.config.roles import Role, added, draw, execution
+from ecgmatch_dist.config.saved import first_difference, flatten, from_json, role
+
+__all__ = [
+    "Augment",
+    "Bank",
+    "Config",
+    "Data",
+    "Evaluate",
+    "MethodSettings",
+    "Model",
+    "Optim",
+    "Role",
+    "Runtime",
+    "added",
+    "backbones",
+    "draw",
+    "execution",
+    "first_difference",
+    "fitted",
+    "flatten",
+    "from_json",
+    "method_settings",
+    "methods",
+    "role",
+]

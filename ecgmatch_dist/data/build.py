@@ -1,0 +1,239 @@
+"""From recordings to webdataset shards, the work of `ecgmatch shards build`: plan the shards, write them, join their tables.
+
+`shards/README.md` describes the format."""
+
+import errno
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ecgmatch_dist.data.annotations import Annotation, check_statements, read_annotations
+from ecgmatch_dist.data.databases import LabelSource, Recipe
+from ecgmatch_dist.data.index import FORMAT, Dataset, ShardEntry, read_rows
+from ecgmatch_dist.data.label_check import (
+    codes_without_class,
+    complain_about_classes,
+    complain_about_codes,
+    complain_about_names,
+    some_codes,
+    tell,
+)
+from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.preprocess import Preprocess
+from ecgmatch_dist.data.recordings import find_folder, find_records
+from ecgmatch_dist.data.shard import BuiltShard, ShardJob
+from ecgmatch_dist.data.workers import build_shards
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import write_json, write_text
+from ecgmatch_dist.files.lock import only_one
+from ecgmatch_dist.files.strict import read_object
+
+LOCK = ".lock"
+
+
+def plan(
+    recipe: Recipe, raw: Path, out: Path, settings: Preprocess, shard_size: int, labels: Path | None, strict: bool
+) -> list[ShardJob]:
+    """One job per shard of a database. Refuses a folder that was begun with other recordings or settings."""
+    refs = find_records(recipe, raw)
+    scheme = recipe.load_scheme()
+    annotations = _annotations(recipe, scheme, find_folder(recipe, raw), labels)
+    if annotations is not None and not any(ref.key in annotations for ref in refs):
+        raise UserError(
+            f"the table of labels has none of the {len(refs)} recordings: it names {next(iter(annotations), 'nothing')}, "
+            f"the recordings are named {refs[0].key}; see `rename` in shards/example_own.toml"
+        )
+    keys = {ref.key for ref in refs}
+    strangers = tuple(key for key in annotations or () if key not in keys)
+    keep = recipe.unlabelled == "keep" or (not recipe.unlabelled and not scheme.drop_unlabelled)
+    folder = out / recipe.database
+    planned: dict[str, Any] = {
+        "format": FORMAT,
+        "database": recipe.database,
+        "scheme": scheme.name,
+        "classes": {short: sorted(codes) for short, codes in zip(scheme.short, scheme.codes, strict=True)},
+        "unlabelled": "keep" if keep else "drop",
+        **json.loads(json.dumps(asdict(settings))),
+        "shard_size": shard_size,
+        "recordings": len(refs),
+        "names": _digest([ref.key for ref in refs]),
+        "labels": "in the headers" if annotations is None else _digest(sorted(map(str, annotations.items()))),
+    }
+    _check_plan(folder, planned)
+    return [
+        ShardJob(
+            number,
+            folder,
+            recipe.database,
+            scheme,
+            keep,
+            settings,
+            part := tuple(refs[start : start + shard_size]),
+            None if annotations is None else {r.key: annotations[r.key] for r in part if r.key in annotations},
+            strict,
+            strangers,
+        )
+        for number, start in enumerate(range(0, len(refs), shard_size))
+    ]
+
+
+def _annotations(
+    recipe: Recipe, scheme: LabelScheme, folder: Path, labels: Path | None
+) -> dict[str, Annotation] | None:
+    """The table of labels: the given one, or the recipe's. None: the labels are in the headers."""
+    if labels is not None:
+        return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels)
+    if recipe.labels.source == "header":
+        return None
+    if recipe.labels.statements:
+        check_statements(scheme, folder / recipe.labels.statements)
+    return read_annotations(recipe, recipe.labels, folder / recipe.labels.file)
+
+
+def _digest(words: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _check_plan(folder: Path, planned: dict[str, Any]) -> None:
+    """Write the plan to build.json, or compare it with the one that is there."""
+    path = folder / "build.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, planned)
+        return
+    begun = read_object(path, "remove that folder to build it anew")
+    for key in planned:
+        if begun.get(key) != planned[key]:
+            raise UserError(
+                f"{folder} was begun with other {key} ({_brief(begun.get(key))}, now {_brief(planned[key])}): "
+                f"give another --out, or remove that folder to build it anew"
+            )
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recipe) -> pd.DataFrame:
+    """Join the shards' tables into manifest.csv and rejects.csv, then write dataset.json. Returns the manifest."""
+    folder, settings, scheme = jobs[0].folder, jobs[0].settings, jobs[0].scheme
+    manifest = pd.concat([read_rows(folder / f"{job.name}.csv") for job in jobs], ignore_index=True)
+    manifest["row"] = range(len(manifest))
+    content = manifest.to_csv(index=False, lineterminator="\n")
+    write_text(folder / "rejects.csv", read_rejects(jobs).to_csv(index=False, lineterminator="\n"))
+    if manifest.empty:
+        raise UserError(f"not one recording could be kept; the reasons are in {folder / 'rejects.csv'}")
+    write_text(folder / "manifest.csv", content)
+    dataset = Dataset(
+        database=recipe.database,
+        title=recipe.title or recipe.database,
+        scheme=recipe.scheme,
+        classes=scheme.short,
+        class_names=scheme.classes,
+        annotates=recipe.annotates,
+        rate=settings.rate,
+        length=settings.length,
+        preprocess=settings,
+        recordings=len(manifest),
+        rejected=sum(shard.rejected for shard in shards),
+        expected=recipe.expected,
+        shards=tuple(ShardEntry(s.name, s.sha256, s.bytes, s.recordings) for s in shards if s.recordings),
+        manifest_sha256=hashlib.sha256(content.encode()).hexdigest(),
+    )
+    write_json(folder / "dataset.json", dataset.to_json())
+    return manifest
+
+
+def read_rejects(jobs: Sequence[ShardJob]) -> pd.DataFrame:
+    """Columns key, reason."""
+    files = [job.folder / f"{job.name}.rejects.csv" for job in jobs]
+    parts = [pd.read_csv(file, dtype=str, keep_default_na=False) for file in files if file.exists()]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"key": [], "reason": []})
+
+
+def summary(manifest: pd.DataFrame, rejects: pd.DataFrame, scheme: LabelScheme) -> str:
+    """Counts per class, per reason and per kind of flag."""
+    unknown = int((manifest["codes"] == "").sum())
+    kept = max(len(manifest) - unknown, 1)
+    classes = Counter(name for labels in manifest["labels"] for name in labels.split())
+    reasons = Counter(reason.partition(":")[0] for reason in rejects["reason"])
+    flags = Counter(kind for flags in manifest["flags"] for kind in {flag.partition(":")[0] for flag in flags.split()})
+    _, ignored = codes_without_class(all_codes(manifest, rejects), scheme)
+    none = int((manifest["codes"] != "").sum() - (manifest["labels"] != "").sum())
+    lines = [
+        f"labels    {len(manifest) - unknown:,} with a diagnosis ({none:,} of no class), {unknown:,} unknown",
+        "classes   " + ", ".join(f"{name} {classes[name]:,} ({classes[name] / kept:.1%})" for name in scheme.short),
+        "rejected  " + (", ".join(f"{kind} {count:,}" for kind, count in reasons.most_common()) or "none"),
+        "ignored   " + (some_codes(ignored) or "none"),
+        "flagged   " + (", ".join(f"{kind} {count:,}" for kind, count in flags.most_common()) or "none"),
+    ]
+    return "\n".join(lines)
+
+
+def all_codes(manifest: pd.DataFrame, rejects: pd.DataFrame) -> list[str]:
+    """Space-joined codes of the recordings that were kept, and of those that were rejected because of them."""
+    reasons = [str(reason) for reason in rejects["reason"] if str(reason).startswith("no class")]
+    return [*manifest["codes"], *(reason.partition(" in ")[2] for reason in reasons if not reason.endswith("no codes"))]
+
+
+def check_labels(jobs: Sequence[ShardJob], manifest: pd.DataFrame) -> list[str]:
+    """What a person should hear about the labels."""
+    scheme, codes = jobs[0].scheme, all_codes(manifest, read_rejects(jobs))
+    found = complain_about_codes(codes_without_class(codes, scheme)[0])
+    found += complain_about_classes(scheme.states_all(manifest["codes"]), scheme.short)
+    if jobs[0].annotations is not None:
+        listed = {key for job in jobs for key in job.annotations or ()}
+        without = [ref.key for job in jobs for ref in job.refs if ref.key not in listed]
+        found += complain_about_names("recordings are not in the table of labels", without)
+        found += complain_about_names("rows of the table of labels have no recording", jobs[0].strangers)
+    return found
+
+
+def build(
+    recipe: Recipe,
+    raw: Path,
+    out: Path,
+    settings: Preprocess,
+    workers: int = 1,
+    shard_size: int = 1000,
+    labels: Path | None = None,
+    strict: bool = False,
+    elsewhere: Callable[[Sequence[ShardJob]], None] | None = None,
+) -> pd.DataFrame:
+    """Recordings of `recipe` under `raw` -> shards in out/<database>/. Returns the manifest.
+
+    `elsewhere` lets other machines write the shards. Those that it leaves out are written here.
+    """
+    started = time.monotonic()
+    folder = out / recipe.database
+    try:
+        jobs = plan(recipe, raw, out, settings, shard_size, labels, strict)
+        with only_one(folder / LOCK, f"{folder}: another build is running there; wait for it, or stop it"):
+            for leftover in (*folder.glob(".*.partial"), *folder.glob(".*.tmp")):  # of a build that was killed
+                leftover.unlink()
+            if elsewhere:
+                elsewhere(jobs)
+            shards = build_shards(jobs, min(workers, len(jobs)))
+            manifest = finish(jobs, shards, recipe)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"{folder}: no space left on the device; free some, and the same command continues where it stopped"
+            ) from None
+        raise UserError(f"{error.filename or folder}: {error.strerror or error}") from None
+    seconds, count = time.monotonic() - started, sum(len(job.refs) for job in jobs)
+    print(
+        f"{recipe.database}: {count:,} recordings -> {len(manifest):,} kept in {folder}, "
+        f"{count - len(manifest):,} rejected (rejects.csv), {seconds:.1f} s"
+    )
+    print(summary(manifest, read_rejects(jobs), jobs[0].scheme))
+    tell(check_labels(jobs, manifest), strict)
+    return manifest

@@ -1,0 +1,61 @@
+"""What a person should hear about labels: codes of no class, classes without recordings, names that fit nothing."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ecgmatch_dist.data.labels import UNKNOWN, LabelScheme
+from ecgmatch_dist.errors import UserError
+
+SHOWN = 8
+"""Codes or names in one line."""
+
+
+def codes_without_class(codes: Iterable[str], scheme: LabelScheme) -> tuple[Counter[str], Counter[str]]:
+    """Space-joined codes of recordings -> the codes that match no class, and those that the scheme ignores on purpose, with
+    their numbers of recordings."""
+    found = Counter(code for joined in codes for code in {*joined.split()} if scheme.has_no_class(code))
+    ignored = Counter({code: n for code, n in found.items() if scheme.is_ignored(code)})
+    return found - ignored, ignored
+
+
+def complain_about_codes(stray: Counter[str]) -> list[str]:
+    if not stray:
+        return []
+    return [f"codes that match no class: {some_codes(stray)}; add them to `codes` of a class, or to `ignored`"]
+
+
+def some_codes(codes: Counter[str]) -> str:
+    """The most frequent ones with their numbers of recordings."""
+    some = ", ".join(f"{code} {count:,}" for code, count in codes.most_common(SHOWN))
+    return some + (f" and {len(codes) - SHOWN} more" if len(codes) > SHOWN else "")
+
+
+def complain_about_classes(labels: NDArray[np.uint8], short: Sequence[str]) -> list[str]:
+    """Classes that no recording has, among labels [n, C]."""
+    empty = [name for c, name in enumerate(short) if not (labels[:, c] == 1).any()]
+    unseen = [name for c, name in enumerate(short) if (labels[:, c] == UNKNOWN).all()]
+    out = []
+    if absent := [name for name in empty if name not in unseen]:
+        out.append(f"no recording is {', '.join(absent)}")
+    if unseen:
+        out.append(f"nobody has looked for {', '.join(unseen)} in any recording")
+    return out
+
+
+def complain_about_names(what: str, names: Sequence[str]) -> list[str]:
+    """`what` with the number of names and a few of them."""
+    if not names:
+        return []
+    more = ", ..." if len(names) > SHOWN else ""
+    return [f"{len(names):,} {what}: {', '.join(names[:SHOWN])}{more}"]
+
+
+def tell(complaints: Sequence[str], strict: bool) -> None:
+    """Print the complaints as warnings; with `strict`, refuse."""
+    if complaints and strict:
+        raise UserError(f"{'; '.join(complaints)} (--strict)")
+    for complaint in complaints:
+        print(f"warning: {complaint}")

@@ -1,0 +1,137 @@
+"""`ecgmatch split --labels FILE`: labels for recordings that are already in shards. A new label file needs no new build."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ecgmatch_dist.data.annotations import Annotation, annotate, class_columns
+from ecgmatch_dist.data.databases import LabelSource
+from ecgmatch_dist.data.index import file_sha256
+from ecgmatch_dist.data.label_check import SHOWN
+from ecgmatch_dist.data.label_table import LabelTable, read_table
+from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.strict import read_toml
+
+CODES = ("dx", "codes", "code", "labels", "label", "diagnosis", "diagnoses", "classes", "class", "scp_codes")
+PATIENT = ("patient", "patient_id", "patientid", "pid", "subject", "subject_id")
+FOLD = ("fold", "strat_fold")
+Relabelled = dict[str, dict[str, str]]
+"""Database -> recording -> space-joined codes. A recording of such a database that is not in it has no codes."""
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    name: str
+    sha256: str
+    codes: Relabelled
+    patients: dict[str, str]
+    """Id "database/key" -> patient, where the file has that column."""
+    strangers: tuple[str, ...]
+    """Names in the file that no recording has."""
+
+
+def read_label_file(path: Path, ids: Iterable[str], scheme: LabelScheme) -> LabelFile:
+    """Labels for recordings `ids` ("database/key"). `path`: a table, or a .toml file that describes one (the keys of `[labels]`
+    in a recipe). Columns that are not described are found by their names and by what they hold."""
+    source = LabelSource(source="csv", record="", codes="", patient="", fold="")
+    if path.suffix == ".toml":
+        source = read_toml(path, LabelSource)
+        path = path.parent / source.file
+    find = finder(ids)
+    table = read_table(path)
+    source = complete(source, table, scheme, find)
+    found = annotate(table, source, scheme, lambda cell: find(cell) or f"?{cell}")
+    strangers = tuple(name[1:] for name in found if name.startswith("?"))
+    known = {name: annotation for name, annotation in found.items() if not name.startswith("?")}
+    patients = {name: annotation.patient for name, annotation in known.items() if annotation.patient}
+    return LabelFile(path.name, file_sha256(path), by_database(known), patients, strangers)
+
+
+def by_database(annotations: dict[str, Annotation]) -> Relabelled:
+    codes: Relabelled = {}
+    for name, annotation in sorted(annotations.items()):
+        database, _, key = name.partition("/")
+        of_database = codes.setdefault(database, {})
+        if annotation.codes:
+            of_database[key] = " ".join(annotation.codes)
+    return codes
+
+
+def finder(ids: Iterable[str]) -> Callable[[str], str]:
+    """A function from a cell ("chapman/JS00007", "JS00007", "g1/JS00007.hea", with or without spaces) to an id; empty: none."""
+    of_key: dict[str, str] = {}
+    shared: set[str] = set()
+    every = set(ids)
+    for name in sorted(every):
+        key = name.partition("/")[2]
+        shared |= {key} if key in of_key else set()
+        of_key[key] = name
+
+    def find(cell: str) -> str:
+        cell = cell.strip().replace("\\", "/")
+        if cell in every:
+            return cell
+        last = cell.rpartition("/")[2]
+        key = last if last in of_key else last.rpartition(".")[0]
+        if key in shared:
+            raise UserError(f"{cell}: recordings of several databases have this name; write {of_key[key]}")
+        return of_key.get(key, "")
+
+    return find
+
+
+def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]) -> LabelSource:
+    """Fill in the columns that `source` leaves open."""
+    if not source.record:
+        hits = {column: sum(bool(find(cell)) for cell in table.column(column)) for column in table.columns}
+        best = max(hits, key=lambda column: hits[column], default="")
+        if not best or not hits[best]:
+            some = ", ".join(next(iter(table.rows), {"": "nothing"}).values())
+            raise UserError(
+                f"{table.file}: no column names the recordings of these shards; its first row is {some:.60}"
+            )
+        source = replace(source, record=best)
+    lower = {column.casefold(): column for column in reversed(table.columns)}
+
+    def column(own: str, names: tuple[str, ...]) -> str:
+        found = (lower[name] for name in names if name in lower and lower[name] != source.record)
+        return own or next(found, "")
+
+    source = replace(
+        source,
+        patient=column(source.patient, PATIENT),
+        fold=column(source.fold, FOLD),
+        codes=column(source.codes, CODES),
+    )
+    if source.codes or class_columns(table, source, scheme):
+        return source
+    hits = {
+        column: sum(scheme.matches(cell) for cell in table.column(column))
+        for column in table.columns
+        if column not in (source.record, source.patient, source.fold)
+    }
+    best = max(hits, key=lambda column: hits[column], default="")
+    if not best or not hits[best]:
+        raise UserError(
+            f"{table.file}: no column holds labels of the scheme {scheme.name}; there are {', '.join(table.columns)}; "
+            f"call it `dx`, or name it in a .toml file (`codes = ...`)"
+        )
+    return replace(source, codes=best)
+
+
+def read_names(path: Path, ids: Iterable[str]) -> tuple[list[str], list[str]]:
+    """A list of recordings, with or without a header and other columns -> their ids, and the lines that name none."""
+    find, table = finder(ids), read_table(path)
+    header = {column: column for column in table.columns}
+    found, strangers = [], []
+    for number, row in enumerate((header, *table.rows)):
+        if name := next((name for cell in row.values() if (name := find(cell))), ""):
+            found.append(name)
+        elif number:  # the first line is a header unless it names a recording
+            strangers.append(next(iter(row.values())))
+    if not found:
+        raise UserError(
+            f"{path}: it names no recording of these shards ({', '.join(strangers[:SHOWN]) or 'it is empty'})"
+        )
+    return sorted(set(found)), strangers

@@ -1,0 +1,72 @@
+"""Tables of labels as people have them: any of four separators, Excel's exports, files with or without a byte-order mark."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecgmatch_dist.errors import UserError
+
+SEPARATORS = ",;\t|"
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    file: Path
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, str], ...]
+    """Cells by column, without spaces around them."""
+    lines: tuple[int, ...]
+    """The line of the file where each row ends."""
+
+    def column(self, name: str) -> list[str]:
+        return [row[name] for row in self.rows]
+
+
+def read_table(file: Path) -> LabelTable:
+    """Read a table with a header line. The separator is the one that gives the header the most cells."""
+    text = _decode(file)
+    first, _, rest = text.partition("\n")
+    separator = ""
+    if first.lower().startswith("sep="):  # Excel's hint to itself
+        separator, text = first.strip()[4:] or "\t", rest
+        first = text.partition("\n")[0]
+    separator = separator or max(SEPARATORS, key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
+    try:
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        columns = [name.strip() or f"column {i}" for i, name in enumerate(next(lines, []), 1)]
+        rows, numbers = [], []
+        for cells in lines:
+            if any(cell.strip() for cell in cells):
+                rows.append(_row(columns, cells, f"{file}: line {lines.line_num}"))
+                numbers.append(lines.line_num)
+    except csv.Error as error:
+        raise UserError(f"{file}: the table of labels cannot be read ({error})") from None
+    if twice := [name for name in columns if name and columns.count(name) > 1]:
+        raise UserError(f"{file}: two columns are called `{twice[0]}`; rename one")
+    return LabelTable(file, tuple(columns), tuple(rows), tuple(numbers))
+
+
+def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, str]:
+    if any(cell.strip() for cell in cells[len(columns) :]):  # what does not fit the header would be lost
+        raise UserError(
+            f"{where} has {len(cells)} cells, the header {len(columns)}; put cells that hold the separator in quotes"
+        )
+    filled = [cell.strip() for cell in cells] + [""] * (len(columns) - len(cells))
+    return dict(zip(columns, filled, strict=False))
+
+
+def _decode(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file}: the table of labels cannot be read ({error.strerror})") from None
+    if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise UserError(f"{file}: an Excel workbook; save the sheet as CSV (File > Save as > CSV UTF-8)")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # Excel's "Unicode text"
+        return content.decode("utf-16", errors="replace")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("cp1252", errors="replace")  # Excel's "CSV" in western Europe

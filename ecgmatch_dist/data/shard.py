@@ -1,0 +1,160 @@
+"""Building one shard from a list of recordings, in any process, on any machine.
+
+The shard's .csv is written last. A shard without it is built again: so a killed build continues where it stopped."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset as wds
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from ecgmatch_dist.data.annotations import Annotation
+from ecgmatch_dist.data.index import COLUMNS, file_sha256, read_rows
+from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.preprocess import LEADS, Preprocess, preprocess
+from ecgmatch_dist.data.recordings import Recording, RecordRef, Rejected, read_recording
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import sync_folder, write_text
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """One shard to build."""
+
+    number: int
+    folder: Path
+    database: str
+    scheme: LabelScheme
+    keep_unlabelled: bool
+    settings: Preprocess
+    refs: tuple[RecordRef, ...]
+    annotations: dict[str, Annotation] | None
+    strict: bool
+    strangers: tuple[str, ...] = ()
+    """Names in the table of labels that no recording has."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}-{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class BuiltShard:
+    """A finished shard. `bytes` is 0 if no recording was kept: there is no tar then."""
+
+    name: str
+    sha256: str
+    bytes: int
+    recordings: int
+    rejected: int
+
+
+def build_shard(job: ShardJob, done: Callable[[int], None] = lambda _: None) -> BuiltShard:
+    """Write one shard, unless it is finished. `done` is called with the number of recordings done."""
+    table, tar = job.folder / f"{job.name}.csv", job.folder / f"{job.name}.tar"
+    if table.exists() and (tar.exists() or read_rows(table).empty):
+        done(len(job.refs))
+        kept = len(read_rows(table))
+    else:
+        # One thread: the last bit of a matrix product depends on their number, and workers do not compete for cores.
+        with threadpool_limits(1):
+            kept = _write_shard(job, done)
+    if kept == 0:
+        return BuiltShard(f"{job.name}.tar", "", 0, 0, len(job.refs))
+    return BuiltShard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
+
+
+def _write_shard(job: ShardJob, done: Callable[[int], None]) -> int:
+    """Returns the number of recordings kept."""
+    rows: list[list[str | int]] = []
+    rejects: list[list[str | int]] = []
+    tar = job.folder / f"{job.name}.tar"
+    partial = job.folder / f".{tar.name}.{os.getpid()}.partial"
+    try:
+        with partial.open("wb", buffering=2**20) as stream:  # webdataset writes in small pieces
+            # Owner, mode and time are fixed: the same recordings give the same bytes.
+            with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
+                for ref in job.refs:
+                    try:
+                        rows.append([len(rows), *_add_recording(writer, job, ref)])
+                    except Rejected as fault:
+                        if job.strict and fault.kind != "no class":
+                            raise UserError(f"{ref.path}: {fault} (--strict)") from None
+                        rejects.append([ref.key, str(fault)])
+                    done(1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if rows:
+            partial.replace(tar)
+            sync_folder(job.folder)
+    finally:
+        partial.unlink(missing_ok=True)
+    if rejects:
+        write_text(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
+    write_text(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
+    return len(rows)
+
+
+def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
+    """Read, label, preprocess and append one recording. Returns its row of the manifest without the row number."""
+    recording = read_recording(ref, job.annotations, job.keep_unlabelled)
+    label = job.scheme.encode(recording.codes)
+    if not label.any() and not job.keep_unlabelled:
+        raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
+    signal, flags = preprocess(recording.signal, recording.rate, job.settings)
+    data = torch.from_numpy(signal).half().numpy().tobytes()  # numpy rounds to 16 bits twenty times more slowly
+    about = _about(job, recording, job.scheme.names(label), flags)
+    header = npy_header(job.settings.length)
+    writer.write({"__key__": ref.key, "ecg.npy": header + data})
+    # The tar's position is now after this member, which fills whole blocks of 512 bytes.
+    offset = writer.tarstream.offset - -(-(len(header) + len(data)) // 512) * 512 + len(header)
+    writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
+    return [
+        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.fold,
+        recording.age, recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
+        hashlib.sha256(data).hexdigest(),
+    ]  # fmt: skip
+
+
+def _about(job: ShardJob, recording: Recording, labels: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
+    return {
+        "key": recording.key,
+        "database": job.database,
+        "labels": list(labels),
+        "codes": list(recording.codes),
+        "patient": recording.patient,
+        "age": recording.age,
+        "sex": recording.sex,
+        "fold": recording.fold,
+        "rate": recording.rate,
+        "samples": recording.signal.shape[1],
+        "flags": list(flags),
+    }
+
+
+@lru_cache
+def npy_header(length: int) -> bytes:
+    """The bytes before the data in `<key>.ecg.npy`."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "<f2", "fortran_order": False, "shape": (len(LEADS), length)}
+    )
+    return stream.getvalue()
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return stream.getvalue()

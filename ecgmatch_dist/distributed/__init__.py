@@ -1,0 +1,1 @@
+"""Process group (`session`), collectives, and the current position of this rank (`whereabouts`)."""

@@ -1,0 +1,166 @@
+"""Checks of one machine: versions, Faiss, the search, the file system, Slurm."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ecgmatch_dist.bank.faiss_backends import check_faiss, has_faiss, load_faiss
+from ecgmatch_dist.bank.search import choose_backend
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.distributed.devices import gpus_here, has_bf16, why_not
+from ecgmatch_dist.doctor.findings import Finding, ok, refused, warning
+from ecgmatch_dist.errors import UserError
+
+QUERIES, ROWS, DIM, K = 448, 66_000, 128, 5  # of the paper's run on one rank
+
+
+def versions() -> Finding:
+    """Python, torch and what it was built for; whether it can use the GPUs that are here."""
+    found = f"Python {sys.version.split()[0]}, torch {torch.__version__}"
+    if torch.cuda.is_available():
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return ok("torch", f"{found}, CUDA {torch.version.cuda}, NCCL {nccl}, driver {driver[0] if driver else '?'}")
+    if seen := gpus_here():
+        what, _, remedy = why_not().partition(": ")
+        return refused("torch", f"{found}; {seen}, but {what}", remedy)
+    return ok("torch", f"{found}, no GPU here")
+
+
+def precision(device: torch.device) -> Finding:
+    if device.type != "cuda":
+        return ok("precision", "fp32, on a CPU")
+    if has_bf16(device):
+        return ok("precision", "bf16")
+    return warning("precision", "this GPU has no bf16 of its own", "nothing to do: runs take fp32, which is slower")
+
+
+def faiss_build(device: torch.device) -> Finding:
+    """Which build of Faiss, and whether it fits the device."""
+    try:
+        check_faiss()
+    except UserError as error:
+        what, _, remedy = str(error).partition("; ")
+        return refused("Faiss", what, remedy)
+    extra = "gpu" if device.type == "cuda" else "cpu"
+    if not has_faiss():
+        return warning("Faiss", "not installed: torch searches the bank", f"pip install 'ecgmatch-dist[{extra}]'")
+    faiss = load_faiss()
+    if device.type == "cuda" and faiss.get_num_gpus() == 0:
+        remedy = "pip uninstall --yes faiss-cpu && pip install 'ecgmatch-dist[gpu]'"
+        return warning("Faiss", f"{faiss.__version__} sees no GPU: torch searches the bank", remedy)
+    return ok("Faiss", f"{faiss.__version__}, {faiss.get_num_gpus()} GPUs")
+
+
+def search(device: torch.device, rows: int = ROWS) -> Finding:
+    """Each backend against the reference, timed."""
+    choice = choose_backend(QUERIES, rows, DIM, K, device)
+    found = f"{QUERIES} queries in {rows:,} rows by {choice}"
+    if choice.wrong:
+        return refused("search", found, f"reinstall {', '.join(choice.wrong)}, or set bank.backend = torch")
+    return ok("search", found)
+
+
+def file_system(runs: Path) -> list[Finding]:
+    """What recovery rests on, in the folder of runs: files made once, renamed over others, linked and appended to."""
+    folder = runs / f".doctor-{os.getpid()}"
+    remedy = "choose another --runs, on a file system that can do this"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        return [refused("files", f"{folder}: {error.strerror}", "choose a folder that you may write to with --runs")]
+    a, b = folder / "a", folder / "b"
+    out = []
+    try:
+        a.write_text("1")
+        b.write_text("2")
+        a.replace(b)
+        good = b.read_text() == "1" and not a.exists()
+        out.append(ok("rename", "replaces a file") if good else refused("rename", "does not replace a file", remedy))
+        try:
+            os.close(os.open(b, os.O_CREAT | os.O_EXCL))
+            out.append(refused("exclusive", "a file that exists was made again", remedy))
+        except FileExistsError:
+            out.append(ok("exclusive", "of two copies of a run, one makes a file"))
+        try:
+            os.link(b, a)
+            out.append(ok("links", "hard links work"))
+        except OSError as error:
+            out.append(warning("links", f"no hard links ({error.strerror})", "nothing to do: files are copied instead"))
+        for text in "34":
+            handle = os.open(b, os.O_WRONLY | os.O_APPEND)
+            os.write(handle, text.encode())
+            os.fsync(handle)
+            os.close(handle)
+        good = b.read_text() == "134"
+        out.append(ok("append", "lines are added") if good else refused("append", "appended bytes are lost", remedy))
+    except OSError as error:
+        out.append(refused("files", f"{folder}: {error}", remedy))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return out
+
+
+def shards_rate(shards: str, count: int = 512) -> Finding:
+    """Random reading of shards, with one thread."""
+    names = sorted(path.parent.name for path in Path(shards).glob("*/dataset.json"))
+    if not names:
+        return refused(
+            "shards", f"{shards}: no database here", "give --shards the folder that `ecgmatch shards build` made"
+        )
+    store = ShardStore(shards, names[:1])
+    rows = np.random.default_rng(0).integers(len(store.manifest), size=count)
+    begin = time.perf_counter()
+    store.read(rows)
+    seconds = time.perf_counter() - begin
+    return ok("shards", f"{names[0]}: {count / seconds:,.0f} recordings per second and thread, in random order")
+
+
+def slurm() -> list[Finding]:
+    """What the cluster's settings do to a run that is pre-empted or needs longer than its time limit."""
+    if not shutil.which("scontrol"):
+        return [ok("Slurm", "not here")]
+    text = _output("scontrol", "show", "config")
+    if not text:
+        return [warning("Slurm", "scontrol does not answer", "ask on a login or compute node of the cluster")]
+    return judge_slurm(dict(_setting(line) for line in text.splitlines() if "=" in line))
+
+
+def judge_slurm(config: dict[str, str]) -> list[Finding]:
+    """`config`: what `scontrol show config` prints."""
+    out = []
+    if "preempt_send_user_signal" in config.get("SlurmctldParameters", ""):
+        out.append(ok("pre-emption", "is announced by a signal"))
+    else:
+        remedy = (
+            "administrator: SlurmctldParameters=preempt_send_user_signal; else a run resumes from its last checkpoint"
+        )
+        out.append(warning("pre-emption", "comes without a warning signal", remedy))
+    if config.get("JobRequeue", "1") == "1":
+        out.append(ok("requeue", "jobs may be queued again"))
+    else:
+        out.append(
+            warning("requeue", "JobRequeue=0", "administrator: JobRequeue=1; else submit the sweep again by hand")
+        )
+    out.append(ok("arrays", f"MaxArraySize={config.get('MaxArraySize', '?')}; larger sweeps become several arrays"))
+    return out
+
+
+def _setting(line: str) -> tuple[str, str]:
+    name, _, value = line.partition("=")
+    return name.strip(), value.strip()
+
+
+def _output(*command: str) -> str:
+    """The standard output of a command; empty if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,1 @@
+"""Files: atomic writes, strict typed reading, JSON lines, locks."""

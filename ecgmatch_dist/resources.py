@@ -1,0 +1,27 @@
+"""Finds the TOML files that users edit: in `shards/`, `launch/`, `slurm/` of the repository, or in their copy in a wheel."""
+
+from pathlib import Path
+
+from ecgmatch_dist.errors import UserError
+
+
+def folder(name: str) -> Path:
+    """The folder of recipes `name` ("shards", "launch" or "slurm")."""
+    package = Path(__file__).parent
+    for candidate in (package.parent / name, package / "_recipes" / name):
+        if candidate.is_dir() and any(candidate.glob("**/*.toml")):
+            return candidate
+    raise UserError(f"no folder of recipes `{name}`: the installation is incomplete, install ecgmatch-dist again")
+
+
+def find(kind: str, name: str) -> Path:
+    """The TOML file `name`: a path that ends in .toml, or the name of a file in the folder `kind`."""
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UserError(f"{name}: no such file")
+        return Path(name)
+    path = folder(kind) / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in folder(kind).glob("*.toml")))
+        raise UserError(f"no recipe `{name}` in {kind}/: known are {known}; or give the path of a .toml file")
+    return path

@@ -1,0 +1,172 @@
+"""Faults of devices: a GPU that torch cannot use, ranks that disagree, bf16 that is only emulated, errors of NCCL."""
+
+import os
+import threading
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecgmatch_dist.bank.memory import Worker
+from ecgmatch_dist.distributed import devices, session, whereabouts
+from ecgmatch_dist.distributed.devices import has_bf16, pick_device
+from ecgmatch_dist.distributed.whereabouts import during, failed_collective
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.launch.site import load_site
+from ecgmatch_dist.network.student import resolve_precision
+from tests.support.ranks import free_port
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in devices.SLURM:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+def nvidia_smi(folder: Path, text: str, code: int = 0) -> None:
+    """A driver that answers like this."""
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\nprintf '{text}'\nexit {code}\n")
+    path.chmod(0o755)
+
+
+def test_without_any_gpu_auto_is_the_cpu(no_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device("auto", 0) == CPU
+    nvidia_smi(no_slurm, "NVIDIA-SMI has failed because it could not communicate with the driver", 9)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
+    assert pick_device("auto", 0) == CPU
+
+
+def test_a_gpu_that_torch_cannot_use_is_refused(no_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(no_slurm, "GPU 0: NVIDIA A100 (UUID: 1)\\nGPU 1: NVIDIA A100 (UUID: 2)\\n")
+    with pytest.raises(UserError, match=r"nvidia-smi sees 2 GPUs, but this torch .*CPUs only.*runtime\.device = cpu"):
+        pick_device("auto", 0)
+    assert pick_device("cpu", 0) == CPU
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES is empty.*gpus_per_node"):
+        pick_device("auto", 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+    def old_driver() -> bool:
+        warnings.warn(
+            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1
+        )
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", old_driver)
+    with pytest.raises(UserError, match=r"driver on your system is too old.*update the driver"):
+        pick_device("auto", 0)
+
+
+@pytest.mark.parametrize("name", devices.SLURM)
+def test_gpus_of_slurm_are_not_left_unused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(UserError, match=rf"Slurm allotted GPUs \({name}=2\)"):
+        pick_device("auto", 0)
+    assert pick_device("cpu", 0) == CPU
+
+
+def _rank(rank: int, port: str, out: Path) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    session.pick_device = lambda wanted, local: torch.device("cuda" if local == 1 else "cpu")
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+    try:
+        with session.session("auto", 1.0):
+            pass
+    except UserError as error:
+        (out / str(rank)).write_text(str(error))
+
+
+def test_ranks_with_and_without_a_gpu_are_refused(tmp_path: Path) -> None:
+    context: Any = torch.multiprocessing.get_context("forkserver")
+    port = free_port()
+    ranks = [context.Process(target=_rank, args=(rank, port, tmp_path)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    for rank, kind in enumerate(("cpu", "cuda", "cpu")):
+        text = (tmp_path / str(rank)).read_text()
+        assert f"rank {rank} on " in text
+        assert f"computes on {kind}, but 1 of the 3 ranks have a GPU" in text
+
+
+def test_bf16_only_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, bool]] = []
+    for native, precision in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda native=native, **options: asked.append(options) or native
+        )
+        assert resolve_precision("auto", CUDA) == precision
+        assert has_bf16(CUDA) == native
+    assert all(options == {"including_emulation": False} for options in asked)
+    with pytest.raises(UserError, match=r"runtime\.precision = 'bf16': .*fp32"):
+        resolve_precision("bf16", CUDA)
+    assert resolve_precision("bf16", CPU) == "bf16"  # slow, but right
+    assert resolve_precision("auto", CPU) == "fp32"
+
+
+def test_the_bank_s_thread_is_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda d: calls.append((threading.current_thread().name, d)))
+    Worker(torch.device("cuda", 3)).submit(lambda: calls[0]).result(10)  # type: ignore[arg-type, return-value]
+    assert calls == [("bank", torch.device("cuda", 3))]
+
+
+DUPLICATE = (
+    "NCCL error: invalid usage, ncclInvalidUsage. Duplicate GPU detected : rank 1 and rank 0 both on device 4000"
+)
+GONE = "NCCL error: remote process exited or there was a network error, ncclRemoteError"
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "lost"), [(DUPLICATE, 0, False), (DUPLICATE, 1, False), (GONE, 0, True), (GONE, 1, True)]
+)
+def test_an_error_of_nccl_before_the_first_step(
+    text: str, step: int, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whereabouts, "here", whereabouts.Whereabouts())
+    for number in range(1, step + 1):
+        with during("reading", number):
+            pass
+    with pytest.raises(RuntimeError) as caught, during("batchnorm"):
+        raise torch.distributed.DistBackendError(text)
+    assert bool(failed_collective(caught.value)) == lost
+
+
+def test_an_error_of_nccl_in_a_later_step_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whereabouts, "here", whereabouts.Whereabouts())
+    for number in (201, 202):  # resumed at step 200
+        with during("reading", number):
+            pass
+    with pytest.raises(RuntimeError) as caught, during("batchnorm"):
+        raise RuntimeError("NCCL error: unhandled system error")
+    assert failed_collective(caught.value) == "batchnorm"
+
+
+def test_the_flight_recorder_writes_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"SLURM_JOB_ID": "7", "TORCH_FR_BUFFER_SIZE": "5"})
+    session.record_flights(tmp_path / "runs" / "flight-recorder")
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "5"
+    assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/runs/flight-recorder/7_rank_"
+    assert (tmp_path / "runs" / "flight-recorder").is_dir()
+
+
+def test_the_example_site_names_no_interface() -> None:
+    setup = load_site("gpu").setup
+    assert not any("IFNAME" in line for line in setup)
+    text = (Path(__file__).parents[2] / "slurm" / "gpu.toml").read_text()
+    assert "GLOO_SOCKET_IFNAME" in text
+    assert tomllib.loads(text)["setup"] == setup

@@ -1,0 +1,211 @@
+"""The doctor on a healthy machine, alone and under torchrun; then with each fault injected."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecgmatch_dist.bank import search
+from ecgmatch_dist.distributed import devices
+from ecgmatch_dist.doctor import examine, machine, main, ranks
+from ecgmatch_dist.doctor.findings import Finding, careful, ok, refused
+from ecgmatch_dist.doctor.ranks import Place, judge_places, largest_difference, shared_files, together
+from ecgmatch_dist.errors import UserError
+from tests.support.ranks import run_processes, run_threads
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*devices.SLURM, "SLURM_NTASKS", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def states(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.state for finding in findings}
+
+
+def command(runs: Path, report: Path) -> list[str]:
+    return ["--runs", str(runs), "--json", str(report), "--rows", "2000", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_healthy_machine(data: Path, tmp_path: Path, count: int) -> None:
+    report = tmp_path / "report.json"
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+    start = [sys.executable, *launcher, "-m", "ecgmatch_dist.doctor", *command(tmp_path / "runs", report)]
+    start += ["--shards", str(data / "shards")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**one) for one in json.loads(report.read_text())["findings"]]
+    found = states(findings)
+    expected = {
+        "torch",
+        "devices",
+        "precision",
+        "Faiss",
+        "search",
+        "training",
+        "shared files",
+        "rename",
+        "exclusive",
+        "append",
+    }
+    assert expected | {"links", "shards"} <= found.keys()
+    assert "refused" not in found.values()
+    training = next(finding for finding in findings if finding.what == "training")
+    assert f"{count} against one process" in training.found
+    assert ("all-to-all" in found) == (count > 1)
+    assert "remedy" in done.stdout
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_refusal_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    with pytest.raises(SystemExit) as end:
+        main(tmp_path / "runs", json=tmp_path / "report.json", rows=2000)
+    assert end.value.code == 1
+    (finding,) = json.loads((tmp_path / "report.json").read_text())["findings"]
+    assert finding["state"] == "refused"
+    assert "Slurm allotted GPUs" in finding["found"]
+    assert "install torch's CUDA build" in finding["remedy"]
+
+
+def test_ranks_that_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    first, findings = examine(tmp_path, "", "cpu", 2000)
+    assert not first
+    assert states(findings)["ranks"] == "refused"
+
+
+def test_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.faiss_build(CPU).state == "ok"
+    assert machine.faiss_build(CUDA).state == "warning"  # a build without GPUs, for a bank on a GPU
+    assert "ecgmatch-dist[gpu]" in machine.faiss_build(CUDA).remedy
+    monkeypatch.setattr(machine, "has_faiss", lambda: False)
+    assert machine.faiss_build(CPU).state == "warning"
+
+    def two() -> None:
+        raise UserError("2 builds of Faiss are installed (a, b): they overwrite each other; pip uninstall --yes a b")
+
+    monkeypatch.setattr(machine, "check_faiss", two)
+    finding = machine.faiss_build(CPU)
+    assert (finding.state, finding.remedy) == ("refused", "pip uninstall --yes a b")
+
+
+def test_a_search_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.search(CPU, 2000).state == "ok"
+    monkeypatch.setitem(search.BACKENDS, "faiss-cpu", lambda q, z, m: (q[:, :m] * 0, torch.zeros(len(q), m).long()))
+    finding = machine.search(CPU, 2000)
+    assert finding.state == "refused"
+    assert "faiss-cpu" in finding.remedy
+
+
+def test_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.precision(CPU).state == "ok"
+    for native, state in ((True, "ok"), (False, "warning")):
+        monkeypatch.setattr(machine, "has_bf16", lambda device, native=native: native)
+        assert machine.precision(CUDA).state == state
+
+
+def no(*_: Any, **__: Any) -> None:
+    raise OSError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "what", "state"),
+    [
+        (os, "link", no, "links", "warning"),
+        (Path, "replace", no, "files", "refused"),
+        (Path, "replace", lambda *_: None, "rename", "refused"),
+        (os, "fsync", no, "files", "refused"),
+        (os, "write", lambda *_: 0, "append", "refused"),
+        (Path, "mkdir", no, "files", "refused"),
+    ],
+)
+def test_a_file_system_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Any, what: str, state: str
+) -> None:
+    assert set(states(machine.file_system(tmp_path)).values()) == {"ok"}
+    monkeypatch.setattr(owner, name, fault)
+    assert states(machine.file_system(tmp_path))[what] == state
+
+
+def test_shards(data: Path, tmp_path: Path) -> None:
+    assert machine.shards_rate(str(data / "shards")).state == "ok"
+    assert machine.shards_rate(str(tmp_path)).state == "refused"
+
+
+def test_slurm() -> None:
+    good = {"SlurmctldParameters": "preempt_send_user_signal", "JobRequeue": "1", "MaxArraySize": "1001"}
+    assert set(states(machine.judge_slurm(good)).values()) == {"ok"}
+    bad = states(machine.judge_slurm({"SlurmctldParameters": "(null)", "JobRequeue": "0"}))
+    assert (bad["pre-emption"], bad["requeue"]) == ("warning", "warning")
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    good = [Place(r, f"n{r // 2}", f"10.0.0.{r // 2}", f"cuda:{r % 2} A100", f"gpu{r}") for r in range(4)]
+    assert states(judge_places(good)) == {"devices": "ok"}
+    same = [*good[:3], good[3]._replace(gpu="gpu2")]
+    assert states(judge_places(same)) == {"devices": "refused"}
+    assert "ranks [2, 3] share one GPU on n1" in judge_places(same)[0].found
+    mixed = [*good[:3], good[3]._replace(device="cuda:1 V100")]
+    assert states(judge_places(mixed)) == {"devices": "warning"}
+    loop = [one._replace(address="127.0.1.1") for one in good]
+    assert states(judge_places(loop))["interface"] == "refused"
+    assert "GLOO_SOCKET_IFNAME" in judge_places(loop)[1].remedy
+
+
+def test_a_training_that_differs() -> None:
+    one = {"w": torch.ones(3, dtype=torch.float64)}
+    assert largest_difference(one, one) == 0
+    assert largest_difference(one, {"w": one["w"] * (1 + 1e-6)}) > ranks.BOUND
+    assert largest_difference(one, {"w": one["w"] * float("nan")}) > ranks.BOUND
+
+
+def _training(rank: int, world: int) -> Finding:
+    """Local instead of global statistics on all ranks."""
+    torch.set_num_threads(1)
+    from ecgmatch_dist import learner
+
+    learner.convert_batchnorm = lambda model, mode: model  # type: ignore[assignment]
+    return ranks.training(ranks.Ranks(rank, world, rank, world, CPU))
+
+
+def test_a_training_with_other_statistics_is_refused() -> None:
+    assert run_processes(2, _training, timeout=200)[0].state == "refused"
+
+
+def test_files_that_other_ranks_do_not_see(tmp_path: Path) -> None:
+    def body(rank: int, world: int, shared: bool) -> Finding:
+        folder = tmp_path if shared else tmp_path / str(rank)
+        return shared_files(ranks.Ranks(rank, world, rank, world, CPU), folder, patience=0.5)
+
+    assert [one.state for one in run_threads(2, body, True)] == ["ok", "ok"]
+    assert [one.state for one in run_threads(2, body, False)] == ["refused", "refused"]
+
+
+def _together(rank: int, world: int) -> list[Finding]:
+    import torch.distributed as dist
+
+    findings = [ok("search", "fine") if rank != 2 else refused("search", "wrong", "reinstall")]
+    return together(ranks.Ranks(rank, world, rank, world, CPU), dist.new_group(backend="gloo"), findings)
+
+
+def test_a_fault_of_another_rank_is_shown() -> None:
+    results = run_processes(3, _together)
+    assert results[0] == results[1] == results[2]
+    assert results[0][1] == refused("search", "rank 2: wrong", "reinstall")
+
+
+def test_an_unexpected_error_is_a_finding() -> None:
+    assert careful("x", lambda: 1 / 0, "y") == refused("x", "ZeroDivisionError: division by zero", "y")  # type: ignore[arg-type,return-value]

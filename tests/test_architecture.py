@@ -1,0 +1,118 @@
+"""The floor plan: folders follow the flow of data, and no import goes against it."""
+
+import ast
+import statistics
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ecgmatch_dist"
+# From what everything rests on to what people call. A room may import from rooms before it, never from one behind it.
+FLOW = (
+    "__init__",
+    "errors",
+    "files",
+    "resources",
+    "keyed",
+    "config",
+    "distributed",
+    "data",
+    "augment",
+    "network",
+    "bank",
+    "losses",
+    "metrics",
+    "evaluate",
+    "methods",
+    "learner",
+    "recovery",
+    "record",
+    "presets",
+    "readiness",
+    "run",
+    "arguments",
+    "train",
+    "predict",
+    "report",
+    "launch",
+    "doctor",
+    "capacity",
+    "bench",
+    "demo",
+    "api",
+    "cli",
+    "__main__",
+)
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(name: str) -> str:
+    """ecgmatch_dist.data.order -> data."""
+    return [*name.split("."), "__init__"][1]
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the package that a file imports, also inside functions; not those that only type checkers see."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if is_module(name) else node.module for name in inner}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "ecgmatch_dist"}
+
+
+def is_module(name: str) -> bool:
+    place = PACKAGE.parent / name.replace(".", "/")
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room(module_name(path)) for path in MODULES} == set(FLOW)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_no_import_goes_against_the_flow(path: Path) -> None:
+    here = room(module_name(path))
+    back = [name for name in imports(path) if FLOW.index(room(name)) > FLOW.index(here)]
+    assert not back, f"{module_name(path)} imports {', '.join(back)}, which come after `{here}` in FLOW"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda path: path.name)
+def test_no_circle_inside_a_room(folder: Path) -> None:
+    graph = {module_name(path): imports(path) for path in folder.glob("*.py") if path.stem != "__init__"}
+    done: set[str] = set()
+    while ready := [
+        name for name, needs in graph.items() if name not in done and not (needs & graph.keys()) - done - {name}
+    ]:
+        done |= set(ready)
+    assert done == graph.keys(), f"these import each other: {', '.join(sorted(graph.keys() - done))}"
+
+
+def test_sizes() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert [path for path, count in lines.items() if count > 350] == []
+    assert statistics.median(lines.values()) <= 130
+    assert len(list(PACKAGE.glob("*.py"))) <= 20
+
+
+def test_no_test_file_imports_another() -> None:
+    for path in Path(__file__).parent.rglob("*.py"):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = [
+            f"{node.module}.{alias.name}"
+            for node in nodes
+            for alias in node.names
+            if (node.module or "").startswith("tests")
+        ]
+        assert not [name for name in names if ".test_" in name], path

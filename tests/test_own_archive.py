@@ -1,0 +1,114 @@
+"""Runs on an archive of which only some recordings have labels, and what is checked before they begin."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.data.labels import UNKNOWN, known
+from ecgmatch_dist.data.make_split import make_split
+from ecgmatch_dist.data.split_file import PARTS, Split
+from ecgmatch_dist.data.splits import split_shards
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.methods.supervised import FullySupervisedSettings
+from ecgmatch_dist.presets import PRESETS, fitting
+from ecgmatch_dist.record.predictions import predictions_file, read_predictions
+from tests.support.shard_factory import make_shards, random_codes
+from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
+
+
+@pytest.fixture(scope="module")
+def archive(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recordings of `data`. Only those that its split labels, validates and tests have labels, in lists and a table."""
+    folder: Path = tmp_path_factory.mktemp("archive")
+    split, codes = Split.load(data / "split.json"), random_codes(200)
+    index = {f"chapman/chapman{i:05d}": i for i in range(200)}
+    hidden = {index[name] for name in split.parts["unlabelled"]}
+    bare = ["" if i in hidden else code for i, code in enumerate(codes)]
+    make_shards(folder / "shards", "chapman", 200, 128, bare, signals=learnable(codes, 128), per_shard=64)
+    for part in PARTS:
+        (folder / f"{part}.csv").write_text("\n".join(["record", *split.parts[part]]))
+    (path,) = split_shards(
+        str(folder / "shards"),
+        "given",
+        "chapman",
+        labelled=folder / "labelled.csv",
+        validation=folder / "validation.csv",
+        test=str(folder / "test.csv"),
+        to=folder,
+        name="split",
+    )
+    assert Split.load(path).parts == split.parts
+    return folder
+
+
+def test_labels_that_are_not_there_are_labels_that_are_hidden(data: Path, archive: Path, tmp_path: Path) -> None:
+    """To the bit; only the diagnostics against the hidden labels are gone."""
+    hidden, absent = run(tiny(data, tmp_path / "a")), run(tiny(archive, tmp_path / "b"))
+    assert_same_bits(final_state(hidden), final_state(absent))
+    records = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (hidden, absent)
+    ]
+    names = [{name for record in some for name in record} for some in records]
+    gone = names[0] - names[1]
+    assert gone
+    assert all(name.startswith("hidden/") for name in gone)
+    assert not names[1] - names[0]
+    for one, other in zip(*records, strict=True):
+        for name in other.keys() - {"time"}:
+            if not name.startswith(("time/", "throughput", "memory", "bank/")):
+                assert one[name] == other[name], name
+    results = [json.loads((folder / "result.json").read_text()) for folder in (hidden, absent)]
+    assert results[0]["test"] == results[1]["test"]
+
+
+def test_the_upper_bound_gets_no_label_that_nobody_has_given(archive: Path, tmp_path: Path) -> None:
+    folder = run(tiny(archive, tmp_path, FullySupervisedSettings()))
+    found = read_predictions(predictions_file(folder, "labelled"))
+    assert sorted(found.ids.tolist()) == Split.load(archive / "split.json").parts["labelled"]
+    assert known(found.labels).all()
+
+
+def test_a_run_on_two_databases_of_which_one_annotates_three_classes(tmp_path: Path) -> None:
+    codes = random_codes(240, 5)
+    x = learnable(codes, 128)
+    make_shards(tmp_path / "shards", "full", 120, 128, codes[:120], signals=x[:120], per_shard=64)
+    make_shards(tmp_path / "shards", "other", 120, 128, codes[120:], signals=x[120:], per_shard=64)
+    file = tmp_path / "shards" / "other" / "dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "annotates": ["CD", "Rhythm", "Normal"]}))
+    store = ShardStore(tmp_path / "shards", ["full", "other"])
+    make_split(store, "mix", 0.3, 20, "ecgmatch5").save(tmp_path / "split.json")
+    folder = run(tiny(tmp_path, tmp_path / "runs"))
+    found = read_predictions(predictions_file(folder, "test"))
+    others = np.array([name.startswith("other/") for name in found.ids])
+    assert others.any()
+    assert (found.labels[others][:, [2, 3]] == UNKNOWN).all()
+    result = json.loads((folder / "result.json").read_text())
+    stt = found.labels[~others, 2]
+    assert result["test"]["per_class"]["STT"]["prevalence"] == pytest.approx(stt.mean())
+
+
+def test_shards_that_the_preset_is_not_meant_for_are_refused(data: Path, tmp_path: Path) -> None:
+    config = replace(PRESETS["paper"](), split=data / "split.json", shards=str(data / "shards"), runs=tmp_path)
+    with pytest.raises(
+        UserError, match=r"the shards are 100 Hz, 12 x 128, the settings are meant for 500 Hz, 12 x 6144"
+    ):
+        run(config)
+    assert not list(tmp_path.iterdir()), "no folder that another preset would collide with"
+    assert {"cpu", "tuned", "demo"} <= {*fitting(100, 1024)}
+    assert not {"paper", "official_code"} & {*fitting(100, 1024)}
+    assert fitting(500, 6144) == ["paper", "official_code"]
+    assert PRESETS["paper"]().fingerprint() == Config().fingerprint(), "a check decides no result"
+
+
+def test_the_check_before_training(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiny(data, tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["labelled", "unlabelled", "unknown", "few", "signals"]
+    assert lines[4] == "signals     100 Hz, 12 x 128"
+    assert sum(line.startswith("labelled ") for line in lines) == 1, "not again for the run that it starts from"
