@@ -48,19 +48,27 @@ def check(ranks: list[list[Call]]) -> None:
         assert order == orders[0], f"rank {rank} has another order than rank 0"
 
 
-@pytest.mark.timeout(900)  # every method on four ranks of two cores
 @pytest.mark.parametrize("shard_group", [2, "world"])
 def test_whole_runs_on_four_processes(data: Path, tmp_path: Path, shard_group: Any) -> None:
     """Every method; stopped after a step or two, resumed on as many ranks, and run to the end."""
     optim = Optim(steps=4, labelled_batch=8, unlabelled_batch=16)
     names = methods() if shard_group == 2 else {"ecgmatch": methods()["ecgmatch"]}
     configs = [
-        tiny(data, tmp_path, method(), optim=optim, pretrain=optim, init="scratch", bank=Bank(shard_group=shard_group))
+        tiny(
+            data,
+            tmp_path,
+            method(),
+            optim=optim,
+            pretrain=optim,
+            contrast=optim,
+            init="scratch",
+            bank=Bank(shard_group=shard_group),
+        )
         for method in names.values()
     ]
     configs = [config.settled() for config in configs]
     for until in ("1", "inf"):
-        ranks = run_processes(4, _on_rank, configs, until, timeout=800)
+        ranks = run_processes(4, _on_rank, configs, until, timeout=240)
         for number, config in enumerate(configs):
             check([calls[number] for calls in ranks])
             groups = {call.group for call in ranks[0][number]}
