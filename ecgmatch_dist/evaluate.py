@@ -1,7 +1,7 @@
-"""Predictions of a whole part of the split. Each rank computes its share; every rank receives all."""
+"""Predictions of a whole part of the split, and the choice of the best model. Each rank computes its share and receives all."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,23 @@ class Predictions:
     """[n, C]"""
     features: NDArray[np.floating[Any]]
     """z, [n, D]"""
+
+
+@dataclass
+class Best:
+    """The best model so far: highest validation MAP; of equal ones the later, as in the official code."""
+
+    map: float = -1.0
+    step: int = 0
+    thresholds: list[float] = field(default_factory=list)
+    checks_since: int = 0
+
+    def update(self, step: int, map_: float, thresholds: list[float]) -> bool:
+        if map_ < self.map:
+            self.checks_since += 1
+            return False
+        self.map, self.step, self.thresholds, self.checks_since = map_, step, thresholds, 0
+        return True
 
 
 @torch.no_grad()

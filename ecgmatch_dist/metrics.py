@@ -129,6 +129,13 @@ def decisions(y: Labels, predicted: NDArray[np.bool_]) -> dict[str, Floats]:
     }
 
 
+def macro_ap(y: Labels, p: Floats) -> float:
+    """MAP alone: the mean of the average precision over the classes that have positives and negatives."""
+    pairs = [looked_at(y, p, c) for c in range(y.shape[1])]
+    values = [average_precision_score(*pair) for pair in pairs if 0 < pair[0].sum() < len(pair[0])]
+    return float(np.mean(values)) if values else 0.0
+
+
 def compute_metrics(y: Labels, p: Floats, thresholds: Floats, classes: Sequence[str]) -> Metrics:
     """All metrics of a part.
 

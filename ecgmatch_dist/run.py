@@ -14,15 +14,17 @@ from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.labels import UNKNOWN, known, load_scheme
 from ecgmatch_dist.data.split_file import Split, digest
-from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.store import LoadedPart, ShardStore
 from ecgmatch_dist.data.stream import Batch, Stream, finite
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, barrier
 from ecgmatch_dist.distributed.session import Ranks, to_device
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.errors import require
-from ecgmatch_dist.evaluate import Predictions, predict
+from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner, build_learner
 from ecgmatch_dist.losses import annotation_weights
+from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.trees import MeasurementTrees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -38,33 +40,6 @@ from ecgmatch_dist.recovery.dcp import Rows
 from ecgmatch_dist.recovery.finite import FiniteCheck
 
 LABELLED, UNLABELLED = 1, 2  # give the two streams of a run different seeds
-
-
-class LoadedPart:
-    """A part of the split in memory, with the `read` of a store. For the labelled part, which is small."""
-
-    def __init__(self, store: ShardStore, rows: NDArray[np.int64]) -> None:
-        self.x = store.read(rows)
-
-    def read(self, rows: NDArray[np.int64], out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
-        return np.take(self.x, rows, axis=0, out=out)
-
-
-@dataclass
-class Best:
-    """The best model so far: highest validation MAP; of equal ones the later, as in the official code."""
-
-    map: float = -1.0
-    step: int = 0
-    thresholds: list[float] = field(default_factory=list)
-    checks_since: int = 0
-
-    def update(self, step: int, map_: float, thresholds: list[float]) -> bool:
-        if map_ < self.map:
-            self.checks_since += 1
-            return False
-        self.map, self.step, self.thresholds, self.checks_since = map_, step, thresholds, 0
-        return True
 
 
 @dataclass
@@ -223,6 +198,21 @@ class Run:
         crop = self.config.augment.crop
         return predict(self.kept, batches, self.labels[part][:limit], self.ranks.device, self.y_b.dtype, crop)
 
+    def second_opinion(self) -> Opinion:
+        """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
+        share = (self.ranks.rank, self.ranks.world)
+
+        def fit() -> MeasurementTrees:
+            signals = self.store.read(self.rows["labelled"])
+            rate, threads = self.store.preprocess.rate, torch.get_num_threads()
+            return MeasurementTrees(signals, self.labels["labelled"], rate, self.seed, threads)
+
+        def validate(model: torch.nn.Module) -> Predictions:
+            batches = finite(self.store, self.rows["validation"], self.config.evaluate.batch, *share)
+            return predict(model, batches, self.labels["validation"], self.ranks.device, self.y_b.dtype)
+
+        return Opinion(fit, validate, self.logger.say)
+
     def fit_probe(self) -> None:
         """Replace the classifier of the network that is kept by a linear probe of the labelled part."""
         found = self.predict("labelled")
@@ -319,7 +309,7 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
     logger = RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence)
     if learner.bank:
         logger.say(learner.bank.describe())
-    return Run(
+    run = Run(
         config=config,
         fingerprint=fingerprint,
         ranks=ranks,
@@ -341,3 +331,6 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         finite=FiniteCheck(ranks.device),
         starts=[start.path.name for start in starts],
     )
+    if config.method.asks_trees:
+        learner.method.set_opinion(run.second_opinion())
+    return run

@@ -23,6 +23,7 @@ FLOW = (
     "losses",
     "metrics",
     "evaluate",
+    "measurements",
     "methods",
     "learner",
     "recovery",

@@ -1,6 +1,6 @@
 """Which model is kept: the one with the highest validation MAP, and how long a run waits for a better one."""
 
-from ecgmatch_dist.run import Best
+from ecgmatch_dist.evaluate import Best
 
 
 def test_the_best_model_is_kept_and_patience_counts() -> None:

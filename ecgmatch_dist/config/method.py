@@ -42,6 +42,11 @@ class MethodSettings:
         """Number of supervised runs that this method starts from."""
         return 0 if self.is_start else 1
 
+    @property
+    def asks_trees(self) -> bool:
+        """Whether it gets the opinion of trees on ECG measurements (`measurements/`)."""
+        return False
+
 
 @cache
 def _import_methods() -> None:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
@@ -131,6 +132,9 @@ class Method(Generic[Settings]):
     def set_committee(self, members: Sequence[Teacher]) -> None:
         """Called once, before the first step, with the other supervised runs that this one starts from. The first of them is
         not included: the student has its weights."""
+
+    def set_opinion(self, opinion: Opinion) -> None:
+        """Called once, before the first step, if the settings ask for it: the opinion of trees on ECG measurements."""
 
     # Checkpoint
 

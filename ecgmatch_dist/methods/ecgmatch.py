@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
+from ecgmatch_dist.config.roles import added
 from ecgmatch_dist.distributed.collectives import all_sum
 from ecgmatch_dist.errors import require
 from ecgmatch_dist.evaluate import Predictions
@@ -21,8 +22,10 @@ from ecgmatch_dist.losses import (
     pseudo_labels,
     total,
 )
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.base import Arrays, BankOptions, Images, Method, Task
 from ecgmatch_dist.methods.views import Pass, Views
+from ecgmatch_dist.network.backbones.base import Output
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
 
@@ -52,6 +55,9 @@ class ECGMatchSettings(MethodSettings):
     memory: float = 0.0
     """Share of an ECG's old bank prediction that is kept when the teacher predicts it again: 0 (paper) replaces it, 1 never
     changes it."""
+    measurements: bool = added(False)
+    """The committee also asks trees that read ECG measurements (rhythm, intervals, waves), fitted to the labelled part. How
+    much they count is chosen on the validation part. Not in the paper; a large gain with few labels (docs/experiments.md)."""
 
     def __post_init__(self) -> None:
         require(self.committee >= 1, "method.committee", self.committee, "at least 1, the start itself")
@@ -60,6 +66,10 @@ class ECGMatchSettings(MethodSettings):
     @property
     def starts(self) -> int:
         return self.committee
+
+    @property
+    def asks_trees(self) -> bool:
+        return self.measurements
 
 
 class ECGMatch(Method[ECGMatchSettings], settings=ECGMatchSettings):
@@ -71,20 +81,34 @@ class ECGMatch(Method[ECGMatchSettings], settings=ECGMatchSettings):
         self.R_b = labelled_correlation(task.labels, settings.similarity)
         self.R_u = torch.zeros_like(self.R_b)  # of the latest step, for display
         self.committee: list[Teacher] = []  # the supervised runs other than the start
+        self.opinion: Opinion | None = None
 
     def set_committee(self, members: Sequence[Teacher]) -> None:
         self.committee = list(members)
 
+    def set_opinion(self, opinion: Opinion) -> None:
+        self.opinion = opinion
+
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
         """Before the first step, fill the bank from the unaugmented signals: features of the starting weights, and their
         predictions averaged with the committee's."""
+
+        def networks(x: Tensor, own: Output) -> Tensor:
+            """The mean prediction of the start and the other supervised runs."""
+            others = [member.infer(x).logits for member in self.committee]
+            return torch.stack([own.logits, *others]).sigmoid().mean(0)
+
         if step == 0:
             assert bank is not None
+            if self.opinion:
+                self.opinion.weigh(lambda x: networks(x, student.infer(x)))
             for ids, x in unlabelled():
                 own = student.infer(x)
-                others = [member.infer(x).logits for member in self.committee]
-                bank.fill(ids, own.z, torch.stack([own.logits, *others]).sigmoid().mean(0))
-        self.committee.clear()  # frees the memory: a resumed run has its bank in the checkpoint
+                p = networks(x, own)
+                bank.fill(ids, own.z, self.opinion.mix(x, p) if self.opinion else p)
+        # Frees the memory. A resumed run has its bank in the checkpoint.
+        self.committee.clear()
+        self.opinion = None
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         assert bank is not None

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from ecgmatch_dist.config import Config, Runtime
+from ecgmatch_dist.data.store import LoadedPart
 from ecgmatch_dist.data.stream import Stream
 from ecgmatch_dist.distributed.whereabouts import CollectiveFailed, during, failed_collective
 from ecgmatch_dist.errors import UserError
@@ -26,7 +27,6 @@ from ecgmatch_dist.record.logger import RunLogger
 from ecgmatch_dist.recovery import heartbeat
 from ecgmatch_dist.recovery.generations import Fence
 from ecgmatch_dist.recovery.heartbeat import LOST, Heartbeat
-from ecgmatch_dist.run import LoadedPart
 from ecgmatch_dist.train import train
 from tests.support.ranks import free_port
 from tests.support.training import command, tiny, wait_for_step

@@ -1,0 +1,62 @@
+"""A second opinion for the committee: the trees' prediction, and how much it counts beside the networks'."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.measurements.trees import MeasurementTrees
+from ecgmatch_dist.metrics import macro_ap
+from ecgmatch_dist.network.backbones.base import Output
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+Probabilities = Callable[[Tensor], Tensor]
+"""Signals [b, 12, T] -> probabilities [b, C]."""
+
+
+class Opinion:
+    """The trees' prediction and its share. `fit` makes the trees, `validate` predicts the validation part by a module on all
+    ranks, `say` writes a line to the log."""
+
+    def __init__(
+        self,
+        fit: Callable[[], MeasurementTrees],
+        validate: Callable[[nn.Module], Predictions],
+        say: Callable[[str], None],
+    ) -> None:
+        self._fit, self._validate, self._say = fit, validate, say
+
+    def weigh(self, networks: Probabilities) -> None:
+        """Fit the trees, and choose their share by the validation MAP of the mixture. A collective."""
+        self.trees = self._fit()
+        theirs, own = (self._validate(_Asked(ask)) for ask in (networks, self.ask))
+        maps = [
+            macro_ap(own.labels, (1 - share) * theirs.probabilities + share * own.probabilities) for share in SHARES
+        ]
+        self.share = SHARES[int(np.argmax(maps))]
+        self._say(
+            f"second opinion: trees on measurements reach a validation MAP of {maps[-1]:.4f}, the networks {maps[0]:.4f}; "
+            f"with a share of {self.share:.0%} trees {max(maps):.4f}"
+        )
+
+    def ask(self, x: Tensor) -> Tensor:
+        """The trees' probabilities of x [b, 12, T]: [b, C]."""
+        return torch.from_numpy(self.trees.predict(x.cpu().numpy())).to(x.device, x.dtype)
+
+    def mix(self, x: Tensor, p: Tensor) -> Tensor:
+        """The networks' probabilities p [b, C] of x, mixed with the trees' by their share."""
+        return p if self.share == 0 else (1 - self.share) * p + self.share * self.ask(x)
+
+
+class _Asked(nn.Module):
+    """Probabilities as a network, for `evaluate.predict`."""
+
+    def __init__(self, ask: Probabilities) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Output:
+        p = self.ask(x)
+        return Output(p[:, :0], p.logit(eps=1e-6))

@@ -1,0 +1,108 @@
+"""Trees on measurements, and their share in the committee."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ecgmatch_dist.config import Bank, Optim
+from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.trees import MeasurementTrees
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from tests.support.ranks import run_processes
+from tests.support.training import final_state, run, tiny
+
+
+def recordings(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Noise; of the first class, with a slow wave. The second class is a coin."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, (n, 2)).astype(np.uint8)
+    wave = np.sin(2 * np.pi * 2 * np.arange(300) / 100)
+    return (rng.standard_normal((n, 12, 300)) + 2 * y[:, :1, None] * wave).astype(np.float32), y
+
+
+def test_trees_learn_what_the_measurements_show() -> None:
+    (x, y), (new, truth) = recordings(60, 0), recordings(40, 1)
+    p = MeasurementTrees(x, y, 100, seed=0).predict(new)
+    assert ((p[:, 0] > 0.5) == truth[:, 0]).mean() > 0.9
+    assert p.shape == truth.shape
+
+
+def test_threads_change_no_bit_and_a_seed_does() -> None:
+    (x, y), (new, _) = recordings(40, 0), recordings(10, 1)
+    one, two, other = (
+        MeasurementTrees(x, y, 100, seed, threads).predict(new) for seed, threads in ((0, 1), (0, 2), (1, 1))
+    )
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_an_unknown_label_is_no_negative() -> None:
+    """Half of the positives lose their labels: as negatives they would halve the probability."""
+    (x, y), (new, truth) = recordings(80, 0), recordings(40, 1)
+    hidden = y.copy()
+    hidden[np.flatnonzero(y[:, 0])[::2], 0] = UNKNOWN
+    p = MeasurementTrees(x, hidden, 100, seed=0).predict(new)[:, 0]
+    assert p[truth[:, 0] == 1].mean() > 0.75
+    nobody = np.full_like(y, UNKNOWN)
+    assert MeasurementTrees(x, nobody, 100, seed=0).predict(new) == pytest.approx(0.5)
+
+
+def test_a_class_without_positives_gets_its_frequency() -> None:
+    (x, y), (new, _) = recordings(20, 0), recordings(5, 1)
+    y[:, 1] = 0
+    assert MeasurementTrees(x, y, 100, seed=0).predict(new)[:, 1] == pytest.approx(0.5 / 21)
+
+
+@pytest.mark.parametrize(("networks", "expected"), [("right", 0.0), ("wrong", 1.0)])
+def test_the_validation_part_chooses_the_share(networks: str, expected: float) -> None:
+    (x, y), (validation, truth) = recordings(60, 0), recordings(60, 1)
+    said: list[str] = []
+
+    def validate(model: nn.Module) -> Predictions:
+        with torch.no_grad():
+            p = model(torch.from_numpy(validation)).logits.sigmoid().numpy()
+        return Predictions(truth, p, p[:, :0])
+
+    def ask(x: Tensor) -> Tensor:
+        known = torch.from_numpy(truth).float()
+        known = known if networks == "right" else 1 - known
+        return 0.1 + 0.8 * known[: len(x)]
+
+    opinion = Opinion(lambda: MeasurementTrees(x, y, 100, seed=0), validate, said.append)
+    opinion.weigh(ask)
+    if networks == "wrong":
+        assert opinion.share >= 0.75
+    else:
+        assert opinion.share == expected
+    signals = torch.from_numpy(validation[:4])
+    p = torch.full((4, 2), 0.25)
+    mixed = (1 - opinion.share) * p + opinion.share * opinion.ask(signals)
+    torch.testing.assert_close(opinion.mix(signals, p), mixed)
+    assert "validation MAP" in said[0]
+
+
+def _train(rank: int, world: int, data: Path, runs: Path) -> str:
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
+    optim = Optim(steps=2, labelled_batch=8, unlabelled_batch=16)
+    config = tiny(data, runs, method, optim=optim, pretrain=optim, bank=Bank(shard_group="world"))
+    folder = run(config)
+    return (folder / "log.txt").read_text()
+
+
+def test_two_ranks_ask_the_same_trees(data: Path, tmp_path: Path) -> None:
+    """The bank's predictions are never changed (memory 1), so they are what the committee has said."""
+    texts = [run_processes(world, _train, data, tmp_path / str(world), timeout=120)[0] for world in (1, 2)]
+    lines = [[line[21:] for line in text.splitlines() if "second opinion" in line] for text in texts]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 1
+    name = "within-chapman@0.2.s20.ecgmatch"
+    one, two = (
+        {k: v for k, v in final_state(tmp_path / str(world) / name).items() if k == "bank.p"} for world in (1, 2)
+    )
+    torch.testing.assert_close(one["bank.p"], two["bank.p"], rtol=1e-5, atol=1e-6)
