@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lab lint clean
+.PHONY: help demo test test-slow test-cluster lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 # Two workers with one computing thread each: the machines that this must pass on have two cores.
 test: lint ## lint, types and all tests that need no system packages (7 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)
 	SLURM_LAB_GPUS=2 slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
