@@ -66,13 +66,13 @@ def few_labels() -> Config:
     adamw = replace(base.pretrain, labelled_batch=64)
     return replace(
         base,
-        method=replace(RESULTS, measurements=True),
+        method=replace(RESULTS, neighbours=1, refine=False, committee=1, measurements=True),
         model=Model(width=128, backbone="resnet1d", first_width=32, dropout=0.3),
         augment=Augment(pipeline="mild", labelled="strong", crop=256),
         contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
         pretrain=replace(adamw, passes=60, steps=2000),
         bank=Bank(),
-        optim=replace(base.optim, labelled_batch=32, unlabelled_batch=96, steps=600),
+        optim=replace(base.optim, labelled_batch=32, unlabelled_batch=96, steps=600, teacher_momentum=0.99),
         evaluate=replace(base.evaluate, every=50),
     )
 

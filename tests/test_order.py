@@ -48,6 +48,7 @@ def check(ranks: list[list[Call]]) -> None:
         assert order == orders[0], f"rank {rank} has another order than rank 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_group", [2, "world"])
 def test_whole_runs_on_four_processes(data: Path, tmp_path: Path, shard_group: Any) -> None:
     """Every method; stopped after a step or two, resumed on as many ranks, and run to the end."""

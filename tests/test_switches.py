@@ -97,6 +97,7 @@ def _on_rank(rank: int, world: int, compile_: bool) -> tuple[dict[str, Tensor], 
     return state(work), losses
 
 
+@pytest.mark.slow
 def test_compiled_is_eager_on_two_ranks() -> None:
     eager, compiled = (run_processes(2, _on_rank, flag, timeout=280) for flag in (False, True))
     for (found, losses), (expected, wanted) in zip(compiled, eager, strict=True):
@@ -104,6 +105,7 @@ def test_compiled_is_eager_on_two_ranks() -> None:
         assert_near(found, expected, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_generated_code_is_eager() -> None:
     """One block with generated machine code; the whole network would take minutes."""

@@ -260,6 +260,7 @@ def _train_a_little_on_rank(rank: int, world: int, config: Config, until: float)
         run(config)
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_resumes_with_the_same_order_and_banks(data: Path, tmp_path: Path) -> None:
     """Two ranks, then four with two copies of the banks, then one: the same result as one rank throughout."""
     runtime = Runtime(device="cpu", precision="fp64", log_every=1, save_every=0)

@@ -58,6 +58,7 @@ def test_unknown_benchmarks_are_named(capsys: Any) -> None:
     assert "data" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_end_to_end(tmp_path: Path) -> None:
     """Synthetic recordings, the real builder, all measurements, in the smallest size."""
     command = [sys.executable, "-m", "ecgmatch_dist", "bench", "data", "--recordings", "64", "--repeats", "1"]

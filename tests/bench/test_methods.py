@@ -12,6 +12,7 @@ from ecgmatch_dist.errors import UserError
 B, U = 4, 8
 
 
+@pytest.mark.slow
 def test_every_method_at_a_tiny_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     methods.main(
         unlabelled=40,

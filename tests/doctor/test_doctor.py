@@ -35,6 +35,7 @@ def command(runs: Path, report: Path) -> list[str]:
     return ["--runs", str(runs), "--json", str(report), "--rows", "2000", "--device", "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_healthy_machine(data: Path, tmp_path: Path, count: int) -> None:
     report = tmp_path / "report.json"

@@ -235,6 +235,7 @@ def test_logs(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         status.logs("z", runs=submitted)
 
 
+@pytest.mark.slow
 def test_logs_are_followed_across_a_restart(submitted: Path) -> None:
     log = submitted / "c" / "log.txt"
     log.write_text("before\n")
@@ -299,6 +300,7 @@ def test_on_this_machine(data: Path, tmp_path: Path, cluster: Any, capsys: pytes
     assert result["world_size"] == (2 if cluster == "local" else 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_on_this_machine_is_reported_and_is_an_error(
     data: Path,
     tmp_path: Path,

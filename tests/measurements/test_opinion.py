@@ -95,6 +95,7 @@ def _train(rank: int, world: int, data: Path, runs: Path) -> str:
     return (folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_two_ranks_ask_the_same_trees(data: Path, tmp_path: Path) -> None:
     """The bank's predictions are never changed (memory 1), so they are what the committee has said."""
     texts = [run_processes(world, _train, data, tmp_path / str(world), timeout=120)[0] for world in (1, 2)]

@@ -109,6 +109,7 @@ def _train_on_rank(rank, world, config):
     run(config)
 
 
+@pytest.mark.slow
 def test_a_run_on_crops_is_the_same_on_two_ranks_and_says_what_it_was_trained_on(data: Path, tmp_path: Path) -> None:
     """The bank is filled, asked and tested with means over crops; the test's predictions are made again by hand."""
     runtime = Runtime(device="cpu", precision="fp64", log_every=1, save_every=0)

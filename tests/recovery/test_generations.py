@@ -61,6 +61,7 @@ def test_copies_that_start_at_once_acquire_different_generations(tmp_path: Path)
     assert alive == [8]
 
 
+@pytest.mark.slow
 def test_a_generation_is_never_seen_empty(tmp_path: Path) -> None:
     """A generation file becomes visible together with its record."""
     generations, done, empty = tmp_path / "generations", threading.Event(), []
@@ -238,6 +239,7 @@ def test_a_workspace_that_cannot_be_deleted_is_reported(tmp_path: Path, monkeypa
         Fence.acquire(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder(data: Path, tmp_path: Path) -> None:
     config = tiny(data, tmp_path / "runs", optim=Optim(steps=150, labelled_batch=8, unlabelled_batch=16))
     folder = config.runs / "within-chapman@0.2.s20.ecgmatch"

@@ -179,6 +179,7 @@ def test_an_error_of_its_own_ends_a_rank_at_once_and_the_others_within_seconds(d
         assert f"because rank {CULPRIT} ended at step {STEP}: ValueError: a lead is missing" in texts[r]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_run_again_that_hangs(data: Path, tmp_path: Path) -> None:
     runtime = Runtime(device="cpu", threads=1, readers=1, log_every=1, save_every=2)
     config = tiny(data, tmp_path / "runs", runtime=runtime)

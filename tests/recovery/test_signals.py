@@ -111,6 +111,7 @@ def test_a_warning_between_two_runs_is_not_lost(
     assert (run(tiny(data, tmp_path)) / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_that_was_asked_to_stop(data: Path, tmp_path: Path) -> None:
     config = tiny(data, tmp_path / "runs", optim=Optim(steps=60, labelled_batch=8, unlabelled_batch=16))
     folder = config.runs / "within-chapman@0.2.s20.ecgmatch"
