@@ -1,0 +1,44 @@
+"""What ECG carts and archives write, read by ecgdatakit: DICOM, HL7 aECG, MUSE and Philips XML, SCP-ECG, MFER, ISHNE."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from ecgmatch_dist.data.formats.libraries import library
+from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
+
+
+def recognises(path: Path) -> bool:
+    """Whether ecgdatakit knows the file by its content."""
+    return library("ecgdatakit").FileParser.detect_format(path) is not None
+
+
+def read(ref: RecordRef, layout: Layout) -> Tracing:
+    kit = library("ecgdatakit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata; units and lengths are checked here
+        try:
+            record = kit.FileParser.parse(ref.path)
+        except ImportError:
+            library("pydicom")
+            raise
+    leads = record.leads
+    if not leads:
+        raise Rejected("leads", "the file holds no leads")
+    lengths, rates = {len(lead.samples) for lead in leads}, {float(lead.sampling_rate) for lead in leads}
+    if len(lengths) > 1 or len(rates) > 1:
+        raise Rejected("layout", f"leads of different lengths or rates: {sorted(lengths)} samples, {sorted(rates)} Hz")
+    rate = rates.pop() or layout.rate
+    if not rate:
+        raise Rejected("rate", "the file does not say its sampling rate; name it (rate = 500)")
+    patient = record.patient
+    return Tracing(
+        np.stack([lead.samples for lead in leads]),
+        [str(lead.label) for lead in leads],
+        [layout.unit if lead.is_raw else str(lead.units) for lead in leads],  # raw: the file does not say its unit
+        rate,
+        patient=str(patient.patient_id or ""),
+        age="" if patient.age is None else f"{patient.age}",
+        sex={"F": "Female", "M": "Male"}.get(patient.sex, ""),
+    )

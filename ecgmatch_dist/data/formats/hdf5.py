@@ -1,0 +1,52 @@
+"""HDF5: many recordings in one file, as in CODE-15: `tracings` [N, samples, leads] and `exam_id` [N]."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ecgmatch_dist.data.formats.arrays import tracing_of
+from ecgmatch_dist.data.formats.libraries import library
+from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
+
+IDS = ("exam_id", "id", "ids", "record", "ecg_id", "name")
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The file, and its dataset of signals: `tracings`, or the only one with three axes."""
+    h5py = library("h5py")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise Rejected("unreadable", str(error)) from None
+    with file:
+        found = {name: data for name, data in file.items() if getattr(data, "ndim", 0) == 3}
+        if "tracings" not in found and len(found) != 1:
+            held = ", ".join(file) or "none"
+            raise Rejected("layout", f"no dataset `tracings` [recordings, samples, leads]; there are {held}")
+        yield file, found.get("tracings", next(iter(found.values())))
+
+
+def names(path: Path) -> list[str]:
+    """The names of the file's recordings, in their order."""
+    with _open(path) as (file, tracings):
+        column = next((name for name in IDS if name in file and len(file[name]) == len(tracings)), None)
+        if column is None:
+            return [f"{path.stem}_{i}" for i in range(len(tracings))]
+        return [i.decode() if isinstance(i, bytes) else str(i) for i in file[column][:].tolist()]
+
+
+def read(ref: RecordRef, layout: Layout) -> Tracing:
+    with _open(ref.path) as (_, tracings):
+        if ref.item is None and len(tracings) != 1:
+            raise Rejected("layout", f"the file holds {len(tracings):,} recordings; `find` lists them")
+        array = np.asarray(tracings[ref.item or 0])
+    time = 0 if array.shape[0] > array.shape[1] else 1
+    # CODE-15 pads recordings of 7 s with zeros at both ends.
+    used = np.flatnonzero(array.any(axis=1 - time))
+    if not len(used):
+        raise Rejected("no signal", "all samples are zero")
+    return tracing_of(array.take(range(used[0], used[-1] + 1), axis=time), layout)

@@ -1,0 +1,250 @@
+"""Recordings of every format give the same twelve leads. Files are written by other libraries where there are any."""
+
+import base64
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import edfio
+import h5py
+import numpy as np
+import pandas as pd
+import pydicom
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydicom.data import get_testdata_file
+
+from ecgmatch_dist.data.formats.leads import LEADS, lead_of, millivolts
+from ecgmatch_dist.data.formats.read import find, format_of, from_array, read
+from ecgmatch_dist.data.formats.recording import Recording, Rejected
+from ecgmatch_dist.errors import UserError
+from tests.support.recordings import make_signal, write_record
+
+RATE = 250
+ALL = {"rate": RATE, "unit": "mV", "leads": LEADS}
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    """[12, n] in mV, whose limb leads are related as those of a patient."""
+    x = make_signal(3, n=500)
+    x[2], x[3], x[4], x[5] = x[1] - x[0], -(x[0] + x[1]) / 2, x[0] - x[1] / 2, x[1] - x[0] / 2
+    return x
+
+
+def as_csv(path: Path, x: np.ndarray) -> None:
+    table = pd.DataFrame(x.T, columns=[f"Lead {lead} [mV]" for lead in LEADS])
+    table.insert(0, "time", np.arange(len(table)) / RATE)
+    table.to_csv(path, index=False)
+
+
+def as_german_csv(path: Path, x: np.ndarray) -> None:
+    table = pd.DataFrame(1000 * x.T, columns=[f"Ableitung {lead} (µV)" for lead in LEADS])
+    table.insert(0, "Zeit (ms)", 1000 * np.arange(len(table)) / RATE)
+    table.to_csv(path, index=False, sep=";", decimal=",")
+
+
+def as_npy(path: Path, x: np.ndarray) -> None:
+    np.save(path, x.T.astype(np.float32))
+
+
+def as_hdf5(path: Path, x: np.ndarray) -> None:
+    padded = np.pad(x.T, ((6, 6), (0, 0)))
+    with h5py.File(path, "w") as file:
+        file["tracings"] = np.stack([padded, 2 * padded, 0 * padded]).astype(np.float32)
+        file["exam_id"] = [77, 88, 0]
+
+
+def as_edf(path: Path, x: np.ndarray) -> None:
+    signals = [
+        edfio.EdfSignal(1000 * row, RATE, label=f"ECG {lead}", physical_dimension="uV")
+        for row, lead in zip(x, LEADS, strict=True)
+    ]
+    breath = edfio.EdfSignal(np.sin(np.arange(50)), 25, label="Resp")
+    edfio.Edf([breath, *signals[::-1]], patient=edfio.Patient(code="P-7", sex="F")).write(path)
+
+
+def as_muse(path: Path, x: np.ndarray) -> None:
+    """Eight leads, as MUSE stores them."""
+    leads = "".join(
+        f"<LeadData><LeadByteCountTotal>1000</LeadByteCountTotal><LeadSampleCountTotal>500</LeadSampleCountTotal>"
+        f"<LeadAmplitudeUnitsPerBit>1.0</LeadAmplitudeUnitsPerBit><LeadAmplitudeUnits>MICROVOLTS</LeadAmplitudeUnits>"
+        f"<LeadID>{lead}</LeadID><FirstSampleBaseline>0</FirstSampleBaseline><LeadSampleSize>2</LeadSampleSize>"
+        f"<WaveFormData>{base64.b64encode(np.round(1000 * x[v]).astype('<i2').tobytes()).decode()}</WaveFormData></LeadData>"
+        for v, lead in enumerate(LEADS)
+        if lead in ("I", "II") or lead[0] == "V"
+    )
+    path.write_text(
+        f'<?xml version="1.0"?><RestingECG><PatientDemographics><PatientID>P-7</PatientID></PatientDemographics>'
+        f"<Waveform><WaveformType>Rhythm</WaveformType><SampleBase>{RATE}</SampleBase><SampleExponent>0</SampleExponent>"
+        f"<NumberofLeads>8</NumberofLeads>{leads}</Waveform></RestingECG>"
+    )
+
+
+def as_aecg(path: Path, x: np.ndarray) -> None:
+    sequences = "".join(
+        f'<component><sequence><code code="MDC_ECG_LEAD_{lead.upper()}" codeSystem="2.16.840.1.113883.6.24"/>'
+        f'<value xsi:type="SLIST_PQ"><origin value="0" unit="uV"/><scale value="1" unit="uV"/>'
+        f"<digits>{' '.join(str(round(1000 * value)) for value in x[v])}</digits></value></sequence></component>"
+        for v, lead in enumerate(LEADS)
+    )
+    path.write_text(
+        '<?xml version="1.0"?><AnnotatedECG xmlns="urn:hl7-org:v3" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance">'
+        '<component><series><code code="RHYTHM" codeSystem="2.16.840.1.113883.5.4"/><component><sequenceSet>'
+        '<component><sequence><code code="TIME_ABSOLUTE" codeSystem="2.16.840.1.113883.5.4"/><value xsi:type="GLIST_TS">'
+        f'<head value="20200101120000"/><increment value="{1 / RATE}" unit="s"/></value></sequence></component>'
+        f"{sequences}</sequenceSet></component></series></component></AnnotatedECG>"
+    )
+
+
+WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]] = {
+    "ecg.csv": (as_csv, {}),
+    "german 1.5.csv": (as_german_csv, {}),
+    "ecg.npy": (as_npy, ALL),
+    "ecg.edf": (as_edf, {}),
+    "muse.xml": (as_muse, {}),
+    "aecg.xml": (as_aecg, {}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: str) -> None:
+    write, named = WRITERS[name]
+    write(tmp_path / name, x)
+    recording = read(tmp_path / name, **named)  # type: ignore[arg-type]
+    assert (recording.key, recording.rate, recording.signal.dtype) == (name[:-4], RATE, np.float32)
+    np.testing.assert_allclose(recording.signal, x, atol=2e-3)
+    derived = ("derived:III", "derived:aVR", "derived:aVL", "derived:aVF")
+    assert recording.flags == (derived if name == "muse.xml" else ())
+    assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml") else "")
+
+
+def test_hdf5_as_in_code15(tmp_path: Path, x: np.ndarray) -> None:
+    as_hdf5(tmp_path / "part0.hdf5", x)
+    refs = list(find(tmp_path))
+    assert [ref.key for ref in refs] == ["77", "88", "0"]
+    np.testing.assert_allclose(read(refs[0], **ALL).signal, x, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(read(refs[1], rate=400, unit="1e-4 V", leads=LEADS).signal, 0.2 * x, rtol=1e-5)
+    assert refused(lambda: read(refs[2], **ALL)) == "no signal: all samples are zero"  # type: ignore[arg-type]
+
+
+def test_dicom_against_pydicom() -> None:
+    path = get_testdata_file("waveform_ecg.dcm")
+    recording = read(path)
+    group = pydicom.dcmread(path).waveform_array(0)  # in uV
+    assert (recording.rate, recording.sex, recording.flags) == (1000, "Female", ())
+    np.testing.assert_allclose(recording.signal, group.T / 1000, atol=1e-4)
+
+
+def test_wfdb_by_any_of_its_names(tmp_path: Path, x: np.ndarray) -> None:
+    write_record(tmp_path, "r1", x, rate=RATE)
+    shutil.copy(tmp_path / "r1.hea", tmp_path / "Ward 3.1.hea")  # WFDB forbids such names, people's disks do not
+    for name in ("r1.hea", "r1.dat", "r1", "Ward 3.1.hea", "Ward 3.1"):
+        recording = read(tmp_path / name)
+        assert (recording.key, recording.codes) == ("Ward 3.1" if "W" in name else "r1", ("426783006",))
+        np.testing.assert_allclose(recording.signal, x, atol=6e-4)
+
+
+def test_an_edf_file_that_is_cut_short(tmp_path: Path, x: np.ndarray) -> None:
+    as_edf(tmp_path / "a.edf", x)
+    (tmp_path / "a.edf").write_bytes((tmp_path / "a.edf").read_bytes()[:-500])
+    assert refused(lambda: read(tmp_path / "a.edf")).startswith("cut short: ")
+
+
+def test_content_decides_where_the_suffix_does_not(tmp_path: Path, x: np.ndarray) -> None:
+    for name, (write, named) in WRITERS.items():
+        write(tmp_path / name, x)
+        if name.endswith("csv"):
+            continue
+        plain = (tmp_path / name).rename(tmp_path / name.replace(".", "_"))
+        np.testing.assert_allclose(read(plain, **named).signal, x, atol=2e-3)  # type: ignore[arg-type]
+    (tmp_path / "letter").write_text("Dear colleague,")
+    assert refused(lambda: read(tmp_path / "letter")).startswith("format: not one of wfdb, csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "lead"),
+    [
+        ("Lead I", "I"), ("MDC_ECG_LEAD_AVR", "aVR"), ("AVL", "aVL"), ("LEAD_II", "II"), ("ECG V1", "V1"), ("ekg-iii", "III"),
+        ("DII", "II"), ("C4", "V4"), ("Lead I (Einthoven)", "I"), ("v6", "V6"), ("Ableitung aVF", "aVF"),
+        ("-aVR", None), ("ECG -aVR", None), ("MLII", None), ("V7", None), ("V4R", None), ("Resp", None), ("IV", None),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_names_of_leads(name: str, lead: str | None) -> None:
+    assert lead_of(name) == lead
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("mV", 1), ("uV", 1e-3), ("µV", 1e-3), ("V", 1e3), ("1e-4V", 0.1), ("4.88 uV", 4.88e-3)]
+)
+def test_units(unit: str, factor: float) -> None:
+    assert millivolts(unit) == pytest.approx(factor)
+
+
+def test_leads_that_are_missing(x: np.ndarray) -> None:
+    eight = [0, 1, 6, 7, 8, 9, 10, 11]
+    full = from_array(x[eight], rate=RATE, unit="mV", leads=[LEADS[v] for v in eight])
+    np.testing.assert_allclose(full.signal, x, atol=1e-6)
+    some = from_array(x[[1, 6, 7]].T, rate=RATE, unit="mV", leads=["II", "V1", "V2"])
+    assert some.flags == tuple(f"missing:{lead}" for lead in LEADS if lead not in ("II", "V1", "V2"))
+    np.testing.assert_allclose(some.signal[1], x[1], atol=1e-6)
+    assert not some.signal[0].any()
+    assert refused(lambda: from_array(x[:1], rate=RATE, unit="mV", leads=["I"])).startswith("leads: II III")
+    dead = np.concatenate([x[:1], np.zeros((11, 500))])
+    assert refused(lambda: from_array(dead, rate=RATE, unit="mV", leads=LEADS)).startswith("no signal: 1 of 12")
+
+
+def test_a_wrong_unit_is_told(x: np.ndarray) -> None:
+    assert from_array(1000 * x, rate=RATE, unit="mV", leads=LEADS).flags == ("unit?",)
+    assert from_array(x, rate=RATE, unit="uV", leads=LEADS).flags == ("unit?",)
+
+
+def test_lead_map(tmp_path: Path, x: np.ndarray) -> None:
+    names = [f"Kanal {v}" for v in range(1, 13)]
+    pd.DataFrame(x.T, columns=names).to_csv(tmp_path / "k.csv", index=False)
+    mapped = read(tmp_path / "k.csv", rate=RATE, unit="mV", lead_map=dict(zip(names, LEADS, strict=True)))
+    np.testing.assert_allclose(mapped.signal, x, atol=1e-6)
+    assert "(Kanal 1, Kanal 2" in refused(lambda: read(tmp_path / "k.csv", rate=RATE, unit="mV"))
+    with pytest.raises(UserError, match='lead_map: "a" -> "VX"'):
+        read(tmp_path / "k.csv", lead_map={"a": "VX"})
+
+
+def test_what_a_file_does_not_say_is_asked_for(tmp_path: Path, x: np.ndarray) -> None:
+    as_npy(tmp_path / "a.npy", x)
+    path = tmp_path / "a.npy"
+    assert "leads = [" in refused(lambda: read(path))
+    assert 'unit = "mV"' in refused(lambda: read(path, leads=LEADS))
+    assert "rate = 500" in refused(lambda: read(path, leads=LEADS, unit="uV"))
+    assert "`leads` names 8" in refused(lambda: read(path, leads=LEADS[:8], unit="uV", rate=500))
+    with pytest.raises(UserError, match="mmHg"):
+        read(path, unit="mmHg")
+
+
+def refused(call: Callable[[], Recording]) -> str:
+    with pytest.raises(Rejected) as caught:
+        call()
+    return str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_broken_files_are_refused_without_a_traceback(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, x: np.ndarray
+) -> None:
+    name = data.draw(st.sampled_from([*WRITERS, "a.hdf5"]))
+    folder = tmp_path_factory.mktemp("broken")
+    path = folder / name
+    (as_hdf5 if name == "a.hdf5" else WRITERS[name][0])(path, x)
+    content = bytearray(path.read_bytes())
+    for place in data.draw(st.lists(st.integers(0, min(len(content), 4000) - 1), max_size=20)):
+        content[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    for ref in find(path):
+        try:
+            recording = read(ref, **ALL)  # type: ignore[arg-type]
+        except Rejected:
+            continue
+        assert recording.signal.shape[0] == 12
+    assert format_of(path).name
