@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ecgmatch_dist.config import Config
-    from ecgmatch_dist.predict import Predictor
+    from ecgmatch_dist.predict.model import Predictor
     from ecgmatch_dist.record.folder import RunFolder
 
 
@@ -94,8 +94,19 @@ def build_report(runs: str | Path, out: str | Path = "report") -> Path:
     return build_report(Path(runs), Path(out))
 
 
-def load(run: str | Path) -> "Predictor":
-    """The model of a finished run, with its thresholds and its preprocessing (`ecgmatch predict`)."""
-    from ecgmatch_dist.predict import Predictor
+def load(
+    folder: str | Path,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    *,
+    batch: int = 32,
+    nearest: int = 3,
+    only: bool = True,
+) -> "Predictor":
+    """The model of a finished run, with its preprocessing, thresholds, calibration and known cases (`ecgmatch predict`).
 
-    return Predictor(Path(run))
+    `batch`: windows that go through the network at once. `nearest`: known cases that each prediction names. `only`: Normal is
+    not predicted beside another class. `docs/predict.md` has examples.
+    """
+    from ecgmatch_dist.predict.model import Predictor
+
+    return Predictor(folder, device, batch=batch, nearest=nearest, only=only)

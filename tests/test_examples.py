@@ -8,6 +8,9 @@ from types import ModuleType
 
 import pytest
 
+import ecgmatch_dist as em
+from ecgmatch_dist.predict.result import Prediction
+from ecgmatch_dist.record.predictions import predictions_file, read_predictions
 from ecgmatch_dist.record.result import read_result
 from ecgmatch_dist.report.build import build_report
 
@@ -60,3 +63,15 @@ def test_predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.count("most like chapman/") == 2
     assert "Normal 0." in out
+
+
+def test_new_files_get_the_numbers_of_the_evaluation(folder: Path) -> None:
+    """From the original recordings, by `em.load`: what training has stored for its test part, read from shards."""
+    run = folder / "runs" / "within-chapman@0.1.s20.fixmatch"
+    stored = read_predictions(predictions_file(run, "test"))
+    paths = {path.stem: path for path in (folder / "raw").rglob("*.hea")}
+    names = [str(name).removeprefix("chapman/") for name in stored.ids[:8]]
+    for row, answer in enumerate(em.load(run).predict_files([paths[name] for name in names])):
+        assert isinstance(answer, Prediction)
+        assert list(answer.probabilities.values()) == pytest.approx(stored.probabilities[row].tolist(), abs=1e-4)
+        assert answer.features == pytest.approx(stored.features[row], abs=1e-3)

@@ -107,9 +107,14 @@ def _clipped(x: Array, low: Array, high: Array) -> NDArray[np.bool_]:
     return clipped
 
 
+def resampling_ratio(rate: float, target: float) -> Fraction:
+    """Samples after resampling for one before it."""
+    return Fraction(target / rate).limit_denominator(round(1000 * max(1, rate / target)))
+
+
 def resample(x: Array, rate: float, target: float) -> Array:
     """[12, n] at `rate` -> [12, ceil(n * target / rate)]. The rates need not be integers."""
-    ratio = Fraction(target / rate).limit_denominator(round(1000 * max(1, rate / target)))
+    ratio = resampling_ratio(rate, target)
     # padtype="line": with zeros, an offset of the baseline would ring at the ends.
     y: Array = dsp.resample_poly(x, ratio.numerator, ratio.denominator, axis=1, padtype="line")
     return y
@@ -139,7 +144,7 @@ BLOCK = 64
 
 
 @lru_cache
-def _block_filter(settings: Preprocess) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float64], Any]:
+def block_filter(settings: Preprocess) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float64], Any]:
     """The Butterworth filter as matrices: from state s [S], a block u [BLOCK] gives y = u A + s B and the next state
     u C + s D. Returns [A C] [BLOCK, BLOCK + S], B [S, BLOCK], D [S, S], the steady state for a constant 1 [S].
     """
@@ -160,7 +165,7 @@ def _blockwise(x: NDArray[np.float32], settings: Preprocess) -> NDArray[np.float
 
     scipy's sosfilt goes sample by sample and lead by lead. Here all blocks of all leads are one matrix product, and the
     states between blocks are a prefix sum in log2 steps: three times as fast, equal up to 32-bit rounding."""
-    products, from_state, step, steady = _block_filter(settings)
+    products, from_state, step, steady = block_filter(settings)
     leads, n = x.shape
     blocks = -(-n // BLOCK)
     padded = np.zeros((leads, blocks * BLOCK), np.float32)

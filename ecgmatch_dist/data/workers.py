@@ -53,10 +53,10 @@ def _start_worker(done: "Synchronized[int]") -> None:
     global _done
     _done = done
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once, without a traceback
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A build that is killed must not leave workers behind."""
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist import keyed
+from ecgmatch_dist.data.windows import places as places
 from ecgmatch_dist.network.backbones.base import Output
-
-
-def places(length: int, crop: int) -> list[int]:
-    """Where the crops of a recording begin: evenly spaced from its first sample to its last, each overlapping the next by half
-    or more. `crop` 0, or a recording that is not longer: one, the whole."""
-    if not crop or length <= crop:
-        return [0]
-    gaps = -(-2 * (length - crop) // crop)
-    return [round(number * (length - crop) / gaps) for number in range(gaps + 1)]
 
 
 def over_crops(model: Callable[..., Output], x: Tensor, crop: int, keys: Tensor | None = None) -> Output:

@@ -16,7 +16,9 @@ from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.record import calibration as calibration_file
 from ecgmatch_dist.record import config_file
+from ecgmatch_dist.record.calibration import fit_calibration
 from ecgmatch_dist.record.environment import describe_environment
 from ecgmatch_dist.record.model_card import model_card
 from ecgmatch_dist.record.predictions import predictions_file, write_arrays
@@ -92,6 +94,9 @@ class RunFolder:
             "features": predictions.features.astype(np.float32),
         }
         self.save_arrays(predictions_file(self.path, part), arrays)
+        if part == "validation":
+            calibration = fit_calibration(predictions.labels, arrays["probabilities"])
+            self.fence.write_json(self.path / "calibration.json", calibration_file.to_file(calibration))
 
     def save_arrays(self, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         self.fence.write(path, lambda temporary: write_arrays(temporary, arrays))

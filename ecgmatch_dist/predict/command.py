@@ -1,0 +1,132 @@
+"""`ecgmatch predict`: ECGs of any format -> a table of predictions, and pages that show them with their reasons."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as ScreenTable
+
+from ecgmatch_dist.data.formats.recording import RecordRef
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import checksum
+from ecgmatch_dist.predict.files import find_files
+from ecgmatch_dist.predict.flags import sentences
+from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.page import Pages
+from ecgmatch_dist.predict.read import Reader, label, read_all
+from ecgmatch_dist.predict.result import Failure, Prediction
+from ecgmatch_dist.predict.table import Table
+
+ON_SCREEN = 10  # recordings whose answers are printed
+
+
+def main(
+    run: tyro.conf.Positional[Path],
+    records: tyro.conf.Positional[tuple[str, ...]],
+    /,
+    out: Path | None = None,
+    pages: Path | None = None,
+    nearest: int = 3,
+    only: bool = True,
+    rate: float | None = None,
+    unit: str = "",
+    leads: Annotated[str, tyro.conf.arg(metavar="'I II V1'")] = "",
+    workers: int = min(8, len(os.sched_getaffinity(0))),
+    batch: int = 32,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    shards: str = "",
+) -> None:
+    """Predict new recordings with the kept model of a finished run. For research; not a medical device.
+
+    Args:
+        run: The run's folder.
+        records: Files, folders, or lists of them (@list.txt, one path per line).
+        out: Table of all predictions, with the reason for each file that cannot be read: .csv, .jsonl or .parquet.
+        pages: Folder for one page per recording: ECG paper, probabilities, what mattered, the nearest known cases.
+        nearest: Number of known cases to show.
+        only: Normal is not predicted beside another class; --no-only: each class by its threshold alone.
+        rate: Samples per second of files that do not say it (CSV, NPY).
+        unit: Of files that do not say it: uV, mV or V.
+        leads: Names of the leads in their order, for files that do not say them.
+        workers: Processes that read and preprocess.
+        batch: Windows that go through the network at once.
+        device: Where the network runs.
+        shards: Folder of the shards with the nearest known cases, if it has moved since the training.
+    """
+    if not records:
+        raise UserError("no recordings: name files or folders of ECGs after the run's folder")
+    refs = find_files(records, rate)
+    if len(refs) > ON_SCREEN and out is None and pages is None:
+        raise UserError(f"{len(refs):,} recordings: give a table for them, for example --out predictions.csv")
+    model = Predictor(run, device, batch=batch, nearest=nearest, only=only)
+    reader = Reader(model.inputs, rate, unit, tuple(leads.replace(",", " ").split()))
+    show = Pages(model, reader, refs, pages, shards) if pages else None
+    if out is None:
+        answers = watched(model.answers(read_all(refs, reader, workers)), len(refs))
+        failed = sum(tell(answer, model, show) for answer in answers)
+    else:
+        failed = fill(out, model, refs, reader, workers, show)
+    if show:
+        print(f"pages: {show.finish()}")
+    if failed:
+        reasons = f"; the reasons are in {out}" if out else ""
+        raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}")
+
+
+def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, workers: int, show: Pages | None) -> int:
+    """Write the table, or what it still lacks. Returns the number of failures."""
+    weights = checksum(model.weights)
+    about = {"weights": weights, "only": model.only, "nearest": model.count, "rate": reader.rate, "unit": reader.unit}
+    with Table(out, about | {"leads": list(reader.leads)}) as table:
+        rest = [ref for ref in refs if label(ref) not in table.done]
+        if table.done:
+            print(f"{out}: continues after {len(table.done):,} recordings")
+        for number, answer in enumerate(watched(model.answers(read_all(rest, reader, workers)), len(rest)), 1):
+            table.add(answer)
+            if show and isinstance(answer, Prediction):
+                show.add(answer)
+            if number % model.batch == 0:
+                table.flush()
+    print(f"{out}: {len(refs):,} recordings, {table.failed:,} could not be predicted")
+    return table.failed
+
+
+def watched(answers: Iterable[Prediction | Failure], total: int) -> Iterator[Prediction | Failure]:
+    """The same, with a progress bar on a terminal."""
+    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or total <= ON_SCREEN
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        yield from progress.track(answers, total)
+
+
+def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> bool:
+    """Print an answer, or make its page. Returns whether it is a failure."""
+    console = Console(highlight=False)
+    if isinstance(answer, Failure):
+        console.print(f"{answer.path}: {answer.error}", markup=False)
+        return True
+    if show:
+        show.add(answer)
+    console.print(on_screen(answer, model))
+    return False
+
+
+def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
+    """The answer as a table."""
+    out = ScreenTable("class", "probability", "network's output", "F2 threshold", "", title_justify="left")
+    out.title = answer.path
+    for name, full in zip(model.classes, model.scheme.classes, strict=True):
+        words = "likely" * (name in answer.likely) or "possible" * (name in answer.predicted)
+        numbers = (answer.calibrated[name], answer.probabilities[name], answer.thresholds[name])
+        out.add_row(full, *(f"{number:.3f}" for number in numbers), words)
+    lines = [text for text, _ in sentences(answer.flags)]
+    if answer.nearest:
+        alike = (f"{c.id} ({', '.join(c.classes) or 'no class'}, {c.similarity:.2f})" for c in answer.nearest)
+        lines.append(f"most like {'; '.join(alike)}")
+    out.caption, out.caption_justify = "\n".join(lines), "left"
+    return out

@@ -1,0 +1,94 @@
+"""Files -> inputs of the network, read and preprocessed in parallel processes, in order, a bounded number ahead."""
+
+import multiprocessing
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from ecgmatch_dist.data.formats.read import read
+from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
+from ecgmatch_dist.data.formats.wfdb_record import header_of
+from ecgmatch_dist.data.workers import end_with_parent
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.predict.checksum import wrong_checksums
+from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
+from ecgmatch_dist.predict.result import Failure
+
+CHUNK = 8  # recordings that a process takes at once
+FEW = 64  # recordings that are read before another process would have started
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a recording and prepares it. `rate`, `unit` and `leads`: what files do not say themselves."""
+
+    inputs: Inputs
+    rate: float | None = None
+    unit: str = ""
+    leads: tuple[str, ...] = ()
+
+    def read(self, ref: RecordRef) -> Recording:
+        """Raises Rejected, or UserError where a library is missing."""
+        recording = read(ref, rate=self.rate, unit=self.unit, leads=self.leads)
+        header = header_of(ref.path)
+        wrong = wrong_checksums(header) if header.is_file() else ()
+        return replace(recording, flags=(*recording.flags, *(f"checksum:{lead}" for lead in wrong)))
+
+    def __call__(self, ref: RecordRef) -> Prepared | Failure:
+        try:
+            return prepare(self.read(ref), self.inputs, label(ref))
+        except (Rejected, UserError) as error:
+            return Failure(label(ref), str(error))
+        except Exception as error:  # one strange file must not end the work on 100,000
+            return Failure(label(ref), f"unreadable: {type(error).__name__}: {error}")
+
+    def several(self, refs: Sequence[RecordRef]) -> list[Prepared | Failure]:
+        return [self(ref) for ref in refs]
+
+
+def label(ref: RecordRef) -> str:
+    """The name of a recording in tables: its file, and `#3` for the third of those that one file holds."""
+    return str(ref.path) if ref.item is None else f"{ref.path}#{ref.item}"
+
+
+def read_all(refs: Sequence[RecordRef], reader: Reader, workers: int) -> Iterator[Prepared | Failure]:
+    """All recordings in the order of `refs`, by `workers` processes; a few are read by this one. At most three chunks per
+    process wait for the network, so memory does not grow with their number."""
+    if workers < 1:
+        raise UserError(f"workers = {workers}: at least 1")
+    if workers == 1 or len(refs) <= FEW:
+        yield from map(reader, refs)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, not by each process
+    chunks = (refs[start : start + CHUNK] for start in range(0, len(refs), CHUNK))
+    waiting: deque[Future[list[Prepared | Failure]]] = deque()
+    with ProcessPoolExecutor(workers, context, _start) as pool:
+        try:
+            for chunk in chunks:
+                waiting.append(pool.submit(reader.several, chunk))
+                if len(waiting) > 3 * workers:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a reading process was killed (out of memory?): try fewer --workers; "
+                "the same command continues where it stopped"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start() -> None:
+    """In a reading process: it ends with Ctrl-C, without a traceback, and with the process that started it. One thread each:
+    there is a process per core."""
+    threadpool_limits(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()

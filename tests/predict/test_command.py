@@ -1,0 +1,139 @@
+"""`ecgmatch predict`: folders, lists, bad files, tables that can be continued, pages."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.predict import command, table
+from ecgmatch_dist.predict.model import Predictor
+from tests.support.prediction import CLASSES, ecg, write_model, write_record
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "run")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six records, one of them damaged, one of zeros, names with a blank and a dot; and files that are no ECGs."""
+    folder = tmp_path / "new"
+    for seed, name in enumerate(("a", "b c", "d.e", "sub/f")):
+        write_record((folder / name).parent, Path(name).name, ecg(seed=seed))
+    header = write_record(folder, "cut", ecg())
+    header.with_suffix(".dat").write_bytes(header.with_suffix(".dat").read_bytes()[:1000])
+    write_record(folder, "zeros", np.zeros((12, 5000)))
+    (folder / "labels.csv").write_text("record,code\na,1\n")
+    (folder / "README").write_text("hello")
+    return folder
+
+
+def read_csv(path: Path) -> dict[str, dict[str, str]]:
+    return {Path(row["path"]).name: row for row in csv.DictReader(path.open())}
+
+
+def test_a_folder_with_bad_files(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "predictions.csv"
+    with pytest.raises(
+        UserError, match=r"2 of 6 recordings could not be predicted; the reasons are in .*predictions\.csv"
+    ):
+        command.main(run, (str(folder),), out=out)
+    rows = read_csv(out)
+    assert set(rows) == {"a.hea", "b c.hea", "d.e.hea", "f.hea", "cut.hea", "zeros.hea"}
+    assert "cut short" in rows["cut.hea"]["error"]
+    assert "no signal" in rows["zeros.hea"]["error"]
+    good = rows["d.e.hea"]
+    assert good["record"] == "d.e"
+    assert good["error"] == ""
+    expected = Predictor(run, "cpu").predict(ecg(seed=2), rate=500)
+    for name in CLASSES:
+        assert float(good[name]) == pytest.approx(expected.probabilities[name], abs=1e-3)  # WFDB has 16 bits
+        assert float(good[f"{name}_threshold"]) == expected.thresholds[name]
+        assert float(good[f"{name}_calibrated"]) == pytest.approx(expected.calibrated[name], abs=1e-3)
+    assert len(capsys.readouterr().out.splitlines()) < 5
+    with pytest.raises(UserError, match="exists already"):
+        command.main(run, (str(folder),), out=out)
+
+
+def test_the_table_is_continued(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a kill in the middle of a line, with the rows that were there; and the same in every format."""
+    out = tmp_path / "p.jsonl"
+    names = [str(folder / name) for name in ("a.hea", "b c.hea", "d.e.hea")]
+    command.main(run, tuple(names), out=out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["path"] for row in rows] == names
+    assert rows[0]["classes"]["CD"].keys() == {"probability", "calibrated", "threshold", "predicted", "likely"}
+    about = {"weights": command.checksum(run / "best.safetensors"), "only": True, "nearest": 3}
+    about |= {"rate": None, "unit": "", "leads": []}
+    marked = rows[0] | {"record": "was there"}
+    part = tmp_path / "q.csv.part"
+    part.write_text(json.dumps(about) + "\n" + json.dumps(marked) + "\n" + json.dumps(rows[1])[:50])
+    command.main(run, tuple(names), out=tmp_path / "q.csv")
+    assert "continues after 1 recordings" in capsys.readouterr().out
+    found = read_csv(tmp_path / "q.csv")
+    assert [row["record"] for row in found.values()] == ["was there", "b c", "d.e"]
+    assert not part.exists()
+    part.write_text(json.dumps(about | {"weights": "other"}) + "\n")
+    (tmp_path / "q.csv").unlink()
+    with pytest.raises(UserError, match="another model"):
+        command.main(run, tuple(names), out=tmp_path / "q.csv")
+
+
+def test_parquet(run: Path, folder: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with pytest.raises(UserError, match="1 of 2"):
+        command.main(run, (str(folder / "cut.hea"), str(folder / "a.hea")), out=tmp_path / "p.parquet")
+    rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    assert rows[0]["CD"] is None
+    assert "cut short" in rows[0]["error"]
+    assert 0 < rows[1]["CD"] < 1
+
+
+def test_processes_read_the_same(run: Path, tmp_path: Path) -> None:
+    """More recordings than one process reads alone."""
+    signal = ecg(seconds=2)
+    for number in range(80):
+        write_record(tmp_path / "many", f"r{number:03}", signal / (1 + number))
+    model = Predictor(run, "cpu", nearest=0)
+    one = [p.record for p in model.predict_files(tmp_path / "many")]  # type: ignore[union-attr]
+    two = [p.record for p in model.predict_files(tmp_path / "many", workers=2)]  # type: ignore[union-attr]
+    assert one == two == [f"r{number:03}" for number in range(80)]
+
+
+def test_a_list(run: Path, folder: Path, tmp_path: Path) -> None:
+    (folder / "some.txt").write_text("a.hea\n\nsub\nnot here.hea\n")
+    with pytest.raises(UserError, match="1 of 3"):
+        command.main(run, (f"@{folder / 'some.txt'}",), out=tmp_path / "p.csv")
+    assert "No such file" in read_csv(tmp_path / "p.csv")["not here.hea"]["error"]
+
+
+def test_what_is_printed(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(run, (str(folder / "a.hea"),))
+    out = capsys.readouterr().out
+    assert "Conduction" in out
+    assert "most like chapman/" in out
+    with pytest.raises(UserError, match="1 of 2"):
+        command.main(run, (str(folder / "cut.hea"), str(folder / "a")))  # the bad one first, the other without suffix
+    assert "Conduction" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--out predictions\.csv"):
+        command.main(run, tuple(f"r{i}.hea" for i in range(11)))
+    with pytest.raises(UserError, match=r"\.csv, \.jsonl, \.parquet; pages with pictures: --pages"):
+        table.writer_of(Path("prediction"))
+
+
+def test_arrays_in_files(run: Path, tmp_path: Path) -> None:
+    """CSV and NPY ask for what they do not say."""
+    np.save(tmp_path / "x.npy", ecg())
+    with pytest.raises(UserError, match="1 of 1"):
+        command.main(run, (str(tmp_path / "x.npy"),), out=tmp_path / "asked.csv")
+    assert "does not name its 12 leads" in read_csv(tmp_path / "asked.csv")["x.npy"]["error"]
+    leads = "I,II,III,aVR,aVL,aVF,V1,V2,V3,V4,V5,V6"
+    command.main(run, (str(tmp_path / "x.npy"),), out=tmp_path / "p.csv", rate=500, unit="mV", leads=leads)
+    found = read_csv(tmp_path / "p.csv")["x.npy"]
+    assert float(found["CD"]) == pytest.approx(
+        Predictor(run, "cpu").predict(ecg(), rate=500).probabilities["CD"], abs=1e-6
+    )

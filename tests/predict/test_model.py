@@ -1,0 +1,113 @@
+"""`em.load`: the numbers of `evaluate`, whatever the order of leads, the unit, the batch and the length."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ecgmatch_dist as em
+from ecgmatch_dist.data.preprocess import LEADS, preprocess
+from ecgmatch_dist.data.stream import FiniteBatch
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.evaluate import predict_share
+from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.result import Prediction
+from tests.support.prediction import ecg, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    return em.load(str(write_model(tmp_path_factory.mktemp("model") / "run")))
+
+
+def numbers(prediction: Prediction) -> list[float]:
+    return list(prediction.probabilities.values())
+
+
+def test_the_numbers_of_evaluate(model: Predictor) -> None:
+    """The same preprocessing, half precision and network as for the shards of a run."""
+    signals = [ecg(seed=seed) for seed in range(3)]
+    x = np.stack([preprocess(s.astype(np.float32), 500, model.notes.preprocess)[0] for s in signals])
+    batch = FiniteBatch(np.arange(3), x.astype(np.float16), np.ones(3, bool))
+    _, rows = predict_share(model.network, [batch], torch.device("cpu"), torch.float32)
+    found = list(model.predict_many(np.stack(signals), rate=500))
+    assert np.allclose([numbers(p) for p in found], rows[:, :5].numpy(), atol=1e-6)
+    assert np.allclose([p.features for p in found], rows[:, 5:].numpy(), atol=1e-5)
+    assert np.allclose(model.embed(signals[1], rate=500), rows[1, 5:].numpy(), atol=1e-5)
+
+
+def test_order_of_leads_unit_and_axis_do_not_matter(model: Predictor) -> None:
+    expected = numbers(model.predict(ecg(), rate=500))
+    order = np.random.default_rng(3).permutation(12)
+    names = [LEADS[v].lower() for v in order]
+    other = model.predict(1000 * ecg()[order].T, rate=500, leads=names, unit="uV")
+    assert numbers(other) == pytest.approx(expected, abs=2e-3)  # 32-bit rounding of other units, then 16 bits
+
+
+def test_eight_leads_are_twelve(model: Predictor) -> None:
+    there = [v for v in range(12) if v not in (2, 3, 4, 5)]
+    eight = model.predict(ecg()[there], rate=500, leads=[LEADS[v] for v in there])
+    assert {"derived:III", "derived:aVR", "derived:aVL", "derived:aVF"} <= set(eight.flags)
+    assert numbers(eight) == pytest.approx(numbers(model.predict(ecg(), rate=500)), abs=2e-3)
+    two = model.predict(ecg()[:2], rate=500, leads=["I", "II"])
+    assert "missing:V3" in two.flags
+
+
+def test_batches_do_not_matter(model: Predictor, tmp_path: Path) -> None:
+    small = Predictor(model.folder, "cpu", batch=2)
+    signals = [ecg(seconds, seed=seed) for seed, seconds in enumerate((10, 40, 8, 25, 10))]
+    for one, other in zip(small.predict_many(signals, rate=500), model.predict_many(signals, rate=500), strict=True):
+        assert numbers(one) == pytest.approx(numbers(other), abs=1e-6)
+        assert [case.id for case in one.nearest] == [case.id for case in other.nearest]
+
+
+def test_all_of_a_long_recording_counts(model: Predictor) -> None:
+    """59 s, of which only the last ten differ."""
+    signal = ecg(59)
+    other = signal.copy()
+    other[:, -5000:] = ecg(seed=9) + other[:, [-5001]]
+    long = model.predict(signal, rate=500)
+    assert [flag for flag in long.flags if flag.startswith("windows:")]
+    assert "cropped" not in long.flags
+    assert numbers(long) != pytest.approx(numbers(model.predict(other, rate=500)), abs=1e-6)
+    assert "cropped" in model.predict(ecg(10.5), rate=500).flags  # hardly longer than 10.24 s: as in the shards
+
+
+def test_normal_gives_way_to_other_classes(model: Predictor) -> None:
+    """The thresholds of both are 0, so both are always reached."""
+    assert "Normal" not in model.predict(ecg(), rate=500).predicted
+    each = Predictor(model.folder, "cpu", only=False).predict(ecg(), rate=500)
+    assert {"CD", "Normal"} <= set(each.predicted)
+    assert "Rhythm" not in each.predicted  # its threshold is 1
+
+
+@pytest.mark.parametrize(
+    ("signal", "settings", "reason"),
+    [
+        (np.zeros((12, 5000)), {"rate": 500}, "no signal"),
+        (ecg()[:1], {"rate": 500, "leads": ["I"]}, "leads"),
+        (ecg(), {"rate": 500, "unit": "mmHg"}, "unit"),
+        (ecg(), {"rate": 0}, "rate"),
+        (ecg(), {"rate": 500, "leads": LEADS[:11]}, "11"),
+    ],
+)
+def test_what_is_no_ecg_is_one_line(model: Predictor, signal: object, settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        model.predict(signal, **settings)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not the weights of a run"):
+        em.load(tmp_path)
+
+
+def test_a_network_of_crops_sees_a_long_recording_in_one_piece(tmp_path: Path) -> None:
+    model = Predictor(write_model(tmp_path / "run", crop=512), "cpu")
+    prediction = model.predict(ecg(20), rate=500)
+    x, _ = preprocess(ecg(20).astype(np.float32), 500, model.notes.preprocess.__class__(rate=100, length=2000))
+    x = torch.from_numpy(x.astype(np.float16).astype(np.float32))[None]
+    with torch.no_grad():
+        logits = [model.network(x[:, :, start : start + 512]).logits for start in (0, 248, 496, 744, 992, 1240, 1488)]
+    assert "cropped" not in prediction.flags
+    assert numbers(prediction) == pytest.approx(torch.stack(logits).mean(0).sigmoid()[0].tolist(), abs=1e-5)

@@ -1,0 +1,119 @@
+"""The page of an ECG: true to scale, complete, self-contained; what is odd about a signal is said."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ecgmatch_dist.predict import command
+from ecgmatch_dist.predict.flags import sentences
+from ecgmatch_dist.predict.influence import influence
+from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.paper import Picture
+from ecgmatch_dist.predict.prepare import prepare
+from ecgmatch_dist.predict.read import Reader, RecordRef
+from tests.support.prediction import ecg, write_model, write_record
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "run")
+
+
+def trace(svg: str, number: int) -> np.ndarray:
+    """Points [2, n] of the numbered path of the leads, in mm."""
+    x, y, steps = re.findall(r'scale\(.01\)" stroke-width="28" d="M(-?\d+) (-?\d+)l([-\d ]+)"', svg)[number]
+    moves = np.array(steps.split(), int).reshape(-1, 2).T
+    return np.concatenate([[[int(x)], [int(y)]], moves], axis=1).cumsum(1) / 100
+
+
+def test_25_mm_a_second_and_10_mm_a_millivolt() -> None:
+    """A step of 1 mV at 1 s in lead I; lead aVR begins at 2.5 s; the strip of lead II is 10 s long."""
+    signal = np.zeros((12, 2500))
+    signal[0, 250:260] = 1
+    signal[1, 250:260] = 2
+    svg = Picture(signal, 250).svg("x")
+    first, second, strip = trace(svg, 0), trace(svg, 1), trace(svg, 12)
+    assert np.ptp(first[1]) == pytest.approx(10)
+    assert np.ptp(second[1]) == pytest.approx(20)
+    assert first[0, np.argmin(first[1])] - first[0, 0] == pytest.approx(25)
+    assert np.ptp(strip[0]) == pytest.approx(250, abs=0.2)
+    assert trace(svg, 3)[0, 0] - first[0, 0] == pytest.approx(62.5)
+    assert "10 mm/mV" in svg
+    assert "5 mm/mV" in Picture(3 * ecg(), 500).svg("x")
+    assert len(svg) < 100_000
+
+
+def test_gaps_and_short_recordings_can_be_drawn() -> None:
+    signal = ecg(3)
+    signal[0, 100:300] = np.nan
+    assert Picture(signal, 500).svg("<&>").count("&lt;&amp;&gt;") == 1
+
+
+def test_the_page(run: Path, tmp_path: Path) -> None:
+    records = [write_record(tmp_path / place, "<N1>", ecg()) for place in ("a", "b")]
+    command.main(run, tuple(map(str, records)), pages=tmp_path / "pages")
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["N1-2.html", "N1.html", "index.html"]
+    page = (tmp_path / "pages" / "N1.html").read_text()
+    assert "Not a medical device" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "<N1>" not in page
+    assert "No pictures: the shards are not at hand" in page
+    assert page.count("<svg") == 1
+    assert "F2" in page
+    assert 'data-mark="CD"' in page
+    assert "Not a medical device" in (tmp_path / "pages" / "index.html").read_text()
+
+
+def test_occlusion_finds_the_lead_that_counts(run: Path) -> None:
+    """The network is replaced by one that looks at V2 between 3 and 4 s alone."""
+    model = Predictor(run, "cpu")
+    (x,) = prepare_one(model)
+
+    class LooksAtV2:
+        def __call__(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return x[:, 0, :1], np.repeat(np.abs(x[:, 7, 300:400].astype(np.float32)).sum(1)[:, None], 5, axis=1)
+
+    model.forward = LooksAtV2()  # type: ignore[method-assign]
+    effects, seconds = influence(model, x)
+    assert seconds == 0.5
+    assert set(np.argwhere(effects[:, :, 0] > 2)[:, 0]) == {7}
+    assert set(np.argsort(effects[7, :, 0])[-2:]) == {6, 7}
+
+
+def prepare_one(model: Predictor) -> np.ndarray:
+    from ecgmatch_dist.data.formats.read import from_array
+    from ecgmatch_dist.data.preprocess import LEADS
+
+    return prepare(from_array(ecg(), rate=500, unit="mV", leads=LEADS), model.inputs).x
+
+
+def test_a_wrong_checksum_is_flagged(run: Path, tmp_path: Path) -> None:
+    header = write_record(tmp_path, "changed", ecg())
+    reader = Reader(Predictor(run, "cpu").inputs)
+    ref = RecordRef("changed", header)
+    assert reader.read(ref).flags == ()
+    content = bytearray(header.with_suffix(".dat").read_bytes())
+    content[24 * 100] ^= 1  # one bit of lead I
+    header.with_suffix(".dat").write_bytes(content)
+    assert reader.read(ref).flags == ("checksum:I",)
+    assert replace(reader, rate=100).read(ref).flags == ("checksum:I",)
+
+
+def test_flags_in_words() -> None:
+    found = dict(sentences(["flat:V1", "flat:V2", "resampled", "derived:III", "checksum:I"]))
+    assert found["No signal in V1, V2: constant."]
+    assert not found["III computed from I and II, which is exact."]
+    assert len(found) == 3
+
+
+def test_real_originals(run: Path, shared_data: Path) -> None:
+    """The odd ones are answered as they deserve; another rate of the same signal gives nearly the same answer."""
+    model = Predictor(run, "cpu")
+    found = {Path(p.path).stem: p for p in model.predict_files(shared_data / "wfdb500" / "odd")}
+    assert "cut short" in found["A5383"].error
+    assert "flat:V3" in found["JS11476"].flags  # type: ignore[union-attr]
+    assert "windows:7" in found["S0001"].flags  # type: ignore[union-attr]
+    assert not [p for p in found.values() if any("checksum" in flag for flag in getattr(p, "flags", ()))]
