@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.config import methods
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.report import drawing, formats
+from ecgmatch_dist.report import display, drawing, formats
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.assess import Assessments, assess
 from ecgmatch_dist.report.claims import claims_table
@@ -47,6 +47,8 @@ def build_report(
     `also_rank`: methods to rank beside the paper's. `check_claims`: judge the paper's claims by these runs."""
     if unknown := [name for name in also_rank if name not in methods()]:
         raise UserError(f"--rank {unknown[0]}: known methods are {', '.join(methods())}")
+    if probes := list(filter(display.is_probe, also_rank)):
+        raise UserError(f"--rank {probes[0]}: its results are a linear probe of a start, not a rival; leave it out")
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; give the folder that `ecgmatch train` wrote its runs to")
     if out.exists() and not out.is_dir():

@@ -8,8 +8,6 @@ from ecgmatch_dist.config import MethodSettings, methods
 
 CONTROL = "ecgmatch"
 """The method that the others are tested against."""
-UPPER_BOUND = "fully_supervised"
-"""It trains with the labels of all training recordings."""
 DATABASES = {"g12ec": "G12EC", "ptbxl": "PTB-XL", "ningbo": "Ningbo", "chapman": "Chapman"}
 PROTOCOLS = {"within": "Within one database", "cross": "Unseen database", "mix": "Databases mixed"}
 
@@ -55,6 +53,18 @@ def method_sort_key(key: str) -> tuple[int, str]:
     """Methods in their order; an unknown one stands where new methods do."""
     known = methods()
     return (known[key].place if key in known else MethodSettings.place), key
+
+
+def is_probe(key: str) -> bool:
+    """A start without labels: tables show a linear probe of its features, which is ranked nowhere."""
+    known = methods()
+    return key in known and not known[key].needs_labels
+
+
+def competes(key: str) -> bool:
+    """Whether the method is a rival: not a probe, and not the upper bound, which knows all labels."""
+    known = methods()
+    return not is_probe(key) and not (key in known and known[key].knows_all_labels)
 
 
 def database(key: str) -> str:

@@ -17,9 +17,9 @@ ByName = dict[str, FinishedRun]
 
 
 def headline(study: Study, assessed: Assessments, runs: ByName) -> str:
-    """Empty without a control or without other methods. The upper bound, which knows all labels, does not compete."""
+    """Empty without a control or without other methods that compete."""
     control = study.control
-    rivals = [row for row in study.rows if row.key not in (display.CONTROL, display.UPPER_BOUND)]
+    rivals = [row for row in study.rows if row != control and display.competes(row.key)]
     if control is None or not rivals:
         return ""
     if len(study.columns) == 1:

@@ -97,8 +97,9 @@ def rank_methods(study: Study, also: Sequence[str] = ()) -> Ranking:
     """Rank the paper's eight methods, and those of `also`, by their results on all databases.
 
     Each further method changes the ranks of all, the critical value and the critical difference. So the bounds (a supervised
-    start, a run with all labels) take part only where somebody asks for them."""
-    wanted = tuple(row for row in study.rows if row.key in paper.METHODS or row.key in also)
+    start, a run with all labels) take part only where somebody asks for them; a probe never does."""
+    known = tuple(row for row in study.rows if not display.is_probe(row.key))
+    wanted = tuple(row for row in known if row.key in paper.METHODS or row.key in also)
     rows = tuple(row for row in wanted if all(study.runs(row, column) for column in study.columns))
 
     def mean(row: Row, column: Column, metric: str) -> float:
@@ -113,7 +114,7 @@ def rank_methods(study: Study, also: Sequence[str] = ()) -> Ranking:
         tests={m.key: st.friedman(values(m.key), m.greater_is_better) for m in display.METRICS} if enough else {},
         on_request=tuple(row for row in rows if row.key not in paper.METHODS),
         incomplete=tuple(row for row in wanted if row not in rows),
-        not_asked_for=tuple(row for row in study.rows if row not in wanted),
+        not_asked_for=tuple(row for row in known if row not in wanted),
     )
 
 
@@ -208,7 +209,7 @@ def wilcoxon_table(study: Study) -> Table | None:
     pairs = {
         row: [pair for column in study.columns for pair in same_seed_pairs(study, control, row, column)]
         for row in study.rows
-        if row != control
+        if row != control and display.competes(row.key)
     }
     enough = {row: found for row, found in pairs.items() if len(found) >= MIN_PAIRS}
     if not enough:

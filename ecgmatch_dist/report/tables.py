@@ -199,9 +199,9 @@ def mean_and_std(values: Sequence[float]) -> Value | None:
 def mark_best(cells: list[Cell], greater_is_better: bool) -> list[Cell]:
     """The best cells in bold, if there are at least two values.
 
-    Values that round to the same are equally good. The upper bound, which knows all labels, does not compete."""
-    bound = [bool(c.runs) and all(run.method == display.UPPER_BOUND for run in c.runs) for c in cells]
-    values = [None if c.value is None or b else round(c.value, 3) for c, b in zip(cells, bound, strict=True)]
+    Values that round to the same are equally good. What is no rival does not compete."""
+    rival = [not c.runs or any(display.competes(run.method) for run in c.runs) for c in cells]
+    values = [round(c.value, 3) if c.value is not None and r else None for c, r in zip(cells, rival, strict=True)]
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return cells

@@ -90,3 +90,23 @@ def test_the_upper_bound_does_not_compete_in_the_headline(tmp_path: Path) -> Non
     ((sentence, _),) = header.headlines
     assert "ECGMatch has the highest test MAP on 4 of 4 databases. Seed 20." in sentence
     assert "No method is called better here: one seed" in sentence
+
+
+def test_a_probe_of_a_start_without_labels_is_ranked_nowhere(tmp_path: Path) -> None:
+    """Even if its features were the best of all: not in the headline, not in bold, not in any test, not on request."""
+    write_paper_runs(tmp_path, "within", (*paper.METHODS, "contrastive"))
+    for path in (tmp_path / "runs").glob("*.contrastive/result.json"):
+        path.write_text(path.read_text().replace('"map": 0.', '"map": 0.9'))
+    runs, problems = find_runs(tmp_path / "runs", tmp_path / "report")
+    header = make_header(runs, find_studies(runs), split_sizes(runs, problems), {})
+    ((sentence, _),) = header.headlines
+    assert "ECGMatch has the highest test MAP on 4 of 4 databases." in sentence
+    found = tables(tmp_path / "runs", ("contrastive",))
+    (row,) = [row for row in found["main-within-0.05"].blocks[0].rows if row[0].text == "Contrastive, linear probe"]
+    assert {cell.value > 0.9 for cell in row[1:] if cell.kind == "value" and cell.value is not None} == {True}
+    assert not any(cell.bold for cell in row)
+    statistics = [table for key, table in found.items() if key.startswith(("friedman-", "ranks-", "nemenyi-"))]
+    assert len(statistics) == 3
+    assert all("Contrastive" not in to_markdown(table) for table in statistics)
+    with pytest.raises(UserError, match=r"--rank contrastive: .* not a rival"):
+        build_report(tmp_path / "runs", tmp_path / "report", also_rank=("contrastive",))
