@@ -94,6 +94,7 @@ ANOTHER_RESULT = {
     "method.neighbours": Config(method=ECGMatchSettings(neighbours=6)),
     "data.window": Config(data=Data(window=2)),
     "bank.view": Config(bank=Bank(view="clean")),
+    "bank.backend": Config(bank=Bank(backend="faiss-ivf")),
     "optim.lr": Config(optim=Optim(lr=0.01)),
     "pretrain.lr": Config(pretrain=Optim(lr=0.01)),
     "runtime.precision": Config(runtime=Runtime(precision="bf16")),

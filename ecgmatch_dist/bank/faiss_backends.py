@@ -52,6 +52,16 @@ def load_faiss() -> Any:
     return faiss
 
 
+def has_gpu() -> bool:
+    """Whether this build of Faiss sees a GPU."""
+    return bool(load_faiss().get_num_gpus() > 0)
+
+
+def use_torch_tensors() -> None:
+    """Make Faiss accept torch tensors, and work on torch's current stream."""
+    importlib.import_module("faiss.contrib.torch_utils")
+
+
 def faiss_threads() -> Any:
     """Faiss with torch's number of threads: it has its own OpenMP, which would use every core."""
     faiss = load_faiss()
@@ -93,7 +103,7 @@ def _gpu_resources(device: int) -> Resources:
 
 
 def _reserved(q: Tensor, z: Tensor) -> Any:
-    importlib.import_module("faiss.contrib.torch_utils")  # makes Faiss accept torch tensors and streams
+    use_torch_tensors()
     return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), len(z)))
 
 
@@ -116,7 +126,7 @@ class ResidentIndex:
         self.index: Any = None
 
     def __call__(self, q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        importlib.import_module("faiss.contrib.torch_utils")
+        use_torch_tensors()
         if self.index is None or self.index.d != z.shape[1]:
             self.index = self.make(z.shape[1])
         self.index.reset()
@@ -138,3 +148,14 @@ class ResidentIndex:
                 return faiss.GpuIndexFlatIP(resources, dim, options)
 
             return cls.on_gpu.setdefault(number, cls(make))(q, z, m)
+
+
+def gpu_lists(device: torch.device, dim: int, lists: int) -> Any:
+    """An empty inverted-list index for inner products on a GPU."""
+    faiss = load_faiss()
+    with torch.cuda.device(device):
+        number = torch.cuda.current_device()
+        options = faiss.GpuIndexIVFFlatConfig()
+        options.device = number
+        resources = _gpu_resources(number).reserve(temporary_memory(TILE_QUERIES, TILE_ROWS))  # for k-means
+        return faiss.GpuIndexIVFFlat(resources, dim, lists, faiss.METRIC_INNER_PRODUCT, options)

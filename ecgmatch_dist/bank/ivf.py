@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank.faiss_backends import faiss_threads
+from ecgmatch_dist.bank.faiss_backends import faiss_threads, gpu_lists, has_gpu, use_torch_tensors
 from ecgmatch_dist.bank.search import (
     Candidates,
     best_order,
@@ -20,6 +20,7 @@ from ecgmatch_dist.bank.search import (
 )
 
 IMBALANCE = 8.0  # longest list / mean list; above this, the centroids are stale and the search is slow
+STALE = 0.125  # share of rows written since a frozen index was built; above this, it is built again
 TRAINING_ROWS = 64  # per list, for k-means
 SAMPLE = 32  # queries per recall check
 
@@ -27,16 +28,21 @@ log = logging.getLogger(__name__)
 
 
 class IVFSearch:
-    """Inverted lists over the rows of the bank, updated per row, rebuilt when they become uneven.
+    """Inverted lists over the rows of the bank, rebuilt when they become uneven or old.
 
     Every `check_every` searches, the neighbours of a few queries are compared with the exact ones. Below `min_recall`, all
-    later searches are exact. The index is in main memory, also for a bank on a GPU.
+    later searches are exact. The index is where the bank is: in main memory it is updated per row. No index on a GPU can do
+    that. There it is frozen: rows that were written after it was built are searched exactly, beside it.
     """
 
-    def __init__(self, probes: int = 64, min_recall: float = 0.95, check_every: int = 50) -> None:
+    def __init__(
+        self, probes: int = 64, min_recall: float = 0.95, check_every: int = 50, frozen: bool | None = None
+    ) -> None:
+        """`frozen` None: if the bank is on a GPU and Faiss has GPU indices."""
         self.name = "faiss-ivf"
-        self.probes, self.min_recall, self.check_every = probes, min_recall, check_every
+        self.probes, self.min_recall, self.check_every, self.frozen = probes, min_recall, check_every, frozen
         self.index: Any = None
+        self.fresh = torch.empty(0, dtype=torch.bool)  # [n] written since the frozen index was built
         self.searches = 0
         self.recall = math.nan
 
@@ -44,7 +50,7 @@ class IVFSearch:
         """q [Q, D], z [n, D] -> k rows per query with canonical scores. Rows outside the probed lists are missed."""
         if self.name == "torch" or len(z) <= k:
             return exact_search(q, z, k, torch_candidates)
-        if self.index is None or (self.searches % self.check_every == 0 and self.imbalance() > IMBALANCE):
+        if self.index is None or (self.searches % self.check_every == 0 and self._is_old()):
             self._build(z)
         found = self._lookup(q, z, k)
         if self.searches % self.check_every == 0:
@@ -53,8 +59,11 @@ class IVFSearch:
         return found
 
     def changed(self, z: Tensor, rows: Tensor) -> None:
-        """Move rows of z that were written to their new lists. `rows` may have repetitions and indices outside z."""
+        """Rows of z that were written. `rows` may have repetitions and indices outside z."""
         if self.index is None:
+            return
+        if self.frozen:  # without reading anything on the host; row n is outside
+            self.fresh.index_fill_(0, rows.clamp(0, len(z)), True)
             return
         rows = torch.unique(rows)
         rows = rows[(rows >= 0) & (rows < len(z))]
@@ -66,22 +75,44 @@ class IVFSearch:
         sizes: list[int] = [self.index.invlists.list_size(i) for i in range(self.index.nlist)]
         return max(sizes) * len(sizes) / sum(sizes)
 
+    def _is_old(self) -> bool:
+        if self.frozen:
+            return self.fresh.double().mean().item() > STALE
+        return self.imbalance() > IMBALANCE
+
     def _build(self, z: Tensor) -> None:
         faiss = faiss_threads()
+        if self.frozen is None:
+            self.frozen = z.device.type == "cuda" and has_gpu()
+        use_torch_tensors()
         lists = max(1, min(int(4 * math.sqrt(len(z))), len(z) // 39))  # k-means wants 39 points per centroid
-        host = z.cpu().numpy()
-        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(z.shape[1]), z.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
-        step = max(1, len(host) // (TRAINING_ROWS * lists))
-        index.train(host[::step].copy())
-        index.add(host)
-        index.set_direct_map_type(faiss.DirectMap.Array)
+        rows = (z if self.frozen else z.cpu()).contiguous()
+        self.index = None  # frees its memory first
+        if rows.device.type == "cuda":
+            index = gpu_lists(rows.device, z.shape[1], lists)
+        else:
+            index = faiss.IndexIVFFlat(faiss.IndexFlatIP(z.shape[1]), z.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+        index.train(rows[:: max(1, len(rows) // (TRAINING_ROWS * lists))].contiguous())
+        index.add(rows)
+        if not self.frozen:
+            index.set_direct_map_type(faiss.DirectMap.Array)
         index.nprobe = min(self.probes, lists)
         self.index = index
-        log.info("faiss-ivf: built %d lists of %d rows, imbalance %.1f", lists, len(z), self.imbalance())
+        self.fresh = torch.zeros(len(z) + 1, dtype=torch.bool, device=z.device)
+        log.info("faiss-ivf: built %d lists of %d rows on %s", lists, len(z), rows.device.type)
 
     def _lookup(self, q: Tensor, z: Tensor, k: int) -> Candidates:
         faiss_threads()
-        rows = torch.from_numpy(self.index.search(q.cpu().numpy(), k)[1]).to(q.device)
+        here = q if self.frozen else q.cpu()
+        rows = self.index.search(here.contiguous(), k)[1].to(q.device)
+        if self.frozen:
+            fresh = self.fresh[:-1].nonzero().squeeze(1)
+            rows = rows.masked_fill(
+                self.fresh[rows], -1
+            )  # where the index has them is where they were (row -1 is row n)
+            if len(fresh):
+                near = exact_search(q, z[fresh], min(k, len(fresh)), torch_candidates).rows
+                rows = torch.cat([rows, fresh[near]], 1)
         missing = rows < 0
         scores = canonical_scores(q, z, rows.clamp(min=0)).masked_fill(missing, -torch.inf)
         rows = rows.masked_fill(missing, len(z))

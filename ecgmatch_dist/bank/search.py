@@ -23,7 +23,7 @@ from ecgmatch_dist.bank.faiss_backends import (
 )
 from ecgmatch_dist.errors import UserError
 
-MARGIN = 8  # candidates beyond k, so that rounding of the fp32 scores seldom makes a second search necessary
+MARGINS = 8, 128  # candidates beyond k of the first and of the second look: rounding seldom makes a last one necessary
 QUERIES, CHUNK, BLOCK = 512, 16384, 64  # tile of the torch backend, measured fastest on CPU: 32 MB of scores
 CHUNK_CUDA = 131_072  # on a GPU each tile costs launches, not cache: 256 MB of scores
 ELEMENTS = 1 << 22  # per fp64 temporary: 32 MB
@@ -133,28 +133,48 @@ def _rounding(q: Tensor) -> Tensor:
     return 1.01 * (q.shape[1] * 2.0**-24 + 2 * inputs) * length
 
 
-def exact_search(q: Tensor, z: Tensor, k: int, backend: Backend) -> Candidates:
+def exact_search(
+    q: Tensor, z: Tensor, k: int, backend: Backend, margins: tuple[int, ...] = MARGINS, looks: list[int] | None = None
+) -> Candidates:
     """q fp32 [Q, D], z fp32 [n, D] -> the k best rows of each query, bit for bit as `reference_search`.
 
     The backend's fp32 scores choose k + 8 candidates, and canonical scores decide among them. If the last candidate is within
-    rounding of the k-th neighbour, a better row may have been missed: such queries are searched again in fp64. The host reads
-    whether there are any: the only synchronisation of a step.
+    rounding of the k-th neighbour, a better row may have been missed. Such queries get a second look with k + 128 candidates:
+    in a large bank neighbours are close together. What is still open is searched in fp64. The host reads which queries are
+    open: the only synchronisation of a step, and another one for each further look. `looks` receives the queries of each look.
     """
     n = len(z)
-    m = min(n, k + MARGIN)
-    if m == 0:
-        return _pad(Candidates(q.new_empty(len(q), 0).double(), q.new_empty(len(q), 0).long()), k, n)
+    looks = [] if looks is None else looks
+    found = _pad(Candidates(q.new_empty(len(q), 0).double(), q.new_empty(len(q), 0).long()), k, n)
+    if n == 0:
+        return found
+    left: Tensor | None = None  # the open queries; None: all
     with torch.autocast(q.device.type, enabled=False):
-        fast, rows = backend(q, z, m)
-        found = _best(canonical_scores(q, z, rows), rows, min(k, n))
-        if m == n:
-            return _pad(found, k, n)
-        kth = found.scores[:, -1]
-        again = (fast.amin(1).double() + _rounding(q) >= kth).nonzero().squeeze(1)
-        if len(again):
-            careful = careful_search(q[again], z, k, kth[again])
-            found.scores[again], found.rows[again] = careful
+        for margin in margins:
+            part = q if left is None else q[left]
+            looks.append(len(part))
+            best, is_open = _look(part, z, k, min(n, k + margin), backend)
+            if left is None:
+                found = best
+            else:
+                found.scores[left], found.rows[left] = best
+            if n <= k + margin:
+                return found
+            still = is_open.nonzero().squeeze(1)
+            left = still if left is None else left[still]
+            if not len(left):
+                return found
+        assert left is not None
+        looks.append(len(left))
+        found.scores[left], found.rows[left] = careful_search(q[left], z, k, found.scores[left, -1])
     return found
+
+
+def _look(q: Tensor, z: Tensor, k: int, m: int, backend: Backend) -> tuple[Candidates, Tensor]:
+    """The k best of m candidates, and bool [Q]: whether a row that is no candidate may be better."""
+    fast, rows = backend(q, z, m)
+    best = _best(canonical_scores(q, z, rows), rows, min(k, m))
+    return _pad(best, k, len(z)), fast.amin(1).double() + _rounding(q) >= best.scores[:, -1]
 
 
 def _pad(found: Candidates, k: int, n: int) -> Candidates:

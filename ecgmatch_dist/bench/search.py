@@ -1,4 +1,5 @@
-"""The bank's search, against Faiss with its defaults and matmul with topk; its exchange, against gathering the bank."""
+"""The bank's search, against Faiss with its defaults and matmul with topk; its exchange, against gathering the bank; and, with
+features of a model, the looks that the search needs."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ from torch.multiprocessing.spawn import spawn
 
 from ecgmatch_dist.bank.faiss_backends import faiss_threads
 from ecgmatch_dist.bank.memory import MemoryBank, step_bytes
-from ecgmatch_dist.bank.search import BACKENDS, available, exact_search, normalise
+from ecgmatch_dist.bank.search import BACKENDS, MARGINS, available, exact_search, normalise, torch_candidates
 from ecgmatch_dist.bench import Comparison, interleave, show
 from ecgmatch_dist.distributed.collectives import all_gather
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.record.predictions import read_arrays
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -58,6 +60,54 @@ def bench_search(
         for other, label in (("IndexFlatIP", "faiss.IndexFlatIP, defaults"), ("topk", "torch matmul, topk")):
             what = f"search of {rows:,} rows by {name}"
             out.append(Comparison(what, label, ms[name], ms[other], "ms", ms[other] / ms[name]))
+    return out
+
+
+def read_features(path: Path) -> Tensor:
+    """Rows of norm 1 from bank.npz or predictions/*.npz of a run."""
+    (found,) = read_arrays(path, ("features",))
+    if found.ndim != 2 or len(found) < 16:
+        raise UserError(f"--features {path}: shape {found.shape}; needs at least 16 rows of features")
+    return normalise(torch.from_numpy(found))
+
+
+def grown(features: Tensor, rows: int, seed: int, nearest: int = 8, noise: float = 0.25) -> Tensor:
+    """Features of a model, repeated to `rows` with small noise: each copy takes a random step along the differences to its
+    nearest rows. Noise in all D directions would lie: features fill few dimensions, and therefore lie close together."""
+    g = torch.Generator().manual_seed(seed)
+    near = exact_search(features, features, nearest + 1, torch_candidates).rows[:, 1:]
+    out = torch.empty(rows, features.shape[1])
+    for part in torch.split(torch.arange(rows), 1 << 16):
+        own = part % len(features)
+        at, steps = features[own], noise * torch.randn(len(part), nearest, 1, generator=g)
+        out[part] = normalise(at + (steps * (features[near[own]] - at[:, None])).sum(1))
+    return out
+
+
+def bench_looks(features: Tensor, rows: int, queries: int, k: int, repeats: int) -> list[Comparison]:
+    """The search with and without its second look, in a bank of features."""
+    q, z = grown(features, queries, seed=1), grown(features, rows, seed=2)
+    out = []
+    for name in available(CPU):
+        looks: list[int] = []
+        once = partial(exact_search, q, z, k, BACKENDS[name], MARGINS[:1])
+        assert torch.equal(exact_search(q, z, k, BACKENDS[name], looks=looks).rows, once().rows)
+        ways: dict[str, Callable[[], object]] = {
+            "before": once,
+            "after": partial(exact_search, q, z, k, BACKENDS[name]),
+        }
+        ms = {way: 1e3 * seconds for way, seconds in interleave(ways, repeats).items()}
+        _, second, last = [*looks, 0, 0][:3]
+        note = (
+            f"k + {MARGINS[0]} candidates leave {second / queries:.1%} of the queries open, "
+            f"k + {MARGINS[1]} leave {last / queries:.1%} to the search in fp64"
+        )
+        what = f"search of {rows:,} rows of features by {name}"
+        out.append(
+            Comparison(
+                what, "without the second look", ms["after"], ms["before"], "ms", ms["before"] / ms["after"], note
+            )
+        )
     return out
 
 
@@ -102,6 +152,7 @@ def main(
     dim: int = 128,
     neighbours: int = 5,
     repeats: int = 5,
+    features: Path | None = None,
     json: Path | None = None,
 ) -> None:
     """Exact search in a bank and its exchange between two processes, on this machine's CPU.
@@ -112,12 +163,19 @@ def main(
         dim: Features per row.
         neighbours: Neighbours K.
         repeats: Turns per measurement; the median counts.
+        features: bank.npz or predictions/*.npz of a run: only the looks of the search are measured, in a bank of these
+            features, repeated with small noise. (Random rows are farther apart, and hardly need a second look.)
         json: Write the numbers to this file.
     """
     if repeats < 1 or queries < 2 or queries % 2 or min(rows) < queries:
         raise UserError(
             f"--repeats {repeats} --queries {queries} --rows {rows}: at least 1; even; at least the queries"
         )
+    if features is not None:
+        known = read_features(features)
+        title = f"{queries} queries, {len(known):,} features of {features}, repeated; K = {neighbours}, medians of {repeats}"
+        show(title, [row for n in rows for row in bench_looks(known, n, queries, neighbours, repeats)], json)
+        return
     import faiss
 
     defaults = faiss.cvar.distance_compute_blas_threshold, faiss.cvar.distance_compute_blas_database_bs

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ecgmatch_dist import config
 from ecgmatch_dist.bank.memory import step_bytes
-from ecgmatch_dist.bank.search import CHUNK, MARGIN, QUERIES
+from ecgmatch_dist.bank.search import CHUNK, MARGINS, QUERIES
 from ecgmatch_dist.network.backbones.base import LEADS
 from ecgmatch_dist.network.model import build_model
 
@@ -181,7 +181,7 @@ def memory(c: Cluster, shard_group: int) -> dict[str, int]:
     network = c.network
     rows = -(-c.bank // shard_group)
     views = c.labelled + 2 * c.batch
-    m = c.neighbours + MARGIN
+    m = c.neighbours + MARGINS[0]
     tiles = -(-rows // CHUNK)
     return {
         "bank": (rows + 1) * c.row,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.method import MethodSettings, method_settings
-from ecgmatch_dist.config.roles import Role, added, draw, execution
+from ecgmatch_dist.config.roles import Role, added, draw, execution, role_of
 from ecgmatch_dist.errors import require
 
 
@@ -103,10 +103,11 @@ class Bank:
     """Number of ranks that share one copy of the banks. 1: a full copy per rank; world: sharded over all ranks; node: over the
     ranks of a node; auto: world on one node, node on several."""
     backend: Literal["faiss", "auto", "torch", "faiss-cpu", "faiss-gpu", "faiss-gpu-index", "faiss-ivf"] = execution(
-        "faiss"
+        "faiss", but=("faiss-ivf",)
     )
     """Search library. faiss: on a CPU faiss.knn; on a GPU knn_gpu or a resident index, whichever is faster on the real shapes
-    at the start; torch where Faiss is missing. auto: the fastest of Faiss and torch. All but faiss-ivf give the same bits."""
+    at the start; torch where Faiss is missing. auto: the fastest of Faiss and torch. All but faiss-ivf give the same bits;
+    faiss-ivf is approximate, and its runs have fingerprints of their own."""
     view: Literal["weak", "clean"] = "weak"
     """Input of the teacher and of the query: the weak view (paper) or the signal itself."""
     overlap: bool = execution(True)
@@ -336,7 +337,7 @@ def _to_json(node: Any, without: tuple[Role, ...] = (), older: bool = False) -> 
     out: dict[str, Any] = {"name": node.name} if isinstance(node, MethodSettings) else {}
     for f in dataclasses.fields(node):
         value = getattr(node, f.name)
-        if f.metadata.get("role") in without:
+        if role_of(f.metadata, value) in without:
             continue
         if older and f.metadata.get("added") and value == f.default:
             continue

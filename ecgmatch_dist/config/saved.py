@@ -4,12 +4,13 @@
 """
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
 from ecgmatch_dist.config.fields import Config
 from ecgmatch_dist.config.method import method_settings
-from ecgmatch_dist.config.roles import Role
+from ecgmatch_dist.config.roles import Role, role_of
 from ecgmatch_dist.files.strict import convert
 
 
@@ -30,16 +31,20 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def role(key: str, value: object = None) -> Role:
+    """The role of the setting with this dotted key and value. A setting that this version does not know counts as "result"."""
+    return role_of(_metadata(key), value)
+
+
 @cache
-def role(key: str) -> Role:
-    """The role of the setting with this dotted key. A setting that this version does not know counts as "result"."""
+def _metadata(key: str) -> Mapping[str, Any]:
     section: Any = Config
-    found: Role = "result"
+    found: Mapping[str, Any] = {}
     for name in key.split("."):
         fields = {f.name: f for f in dataclasses.fields(section)} if dataclasses.is_dataclass(section) else {}
         if name not in fields:
             return found
-        found = fields[name].metadata.get("role", "result")
+        found = fields[name].metadata
         section = get_type_hints(section)[name]
     return found
 
@@ -50,6 +55,6 @@ def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     usual = flatten(Config().to_json())  # a version that did not know a setting yet behaved as its default says
     for key in dict.fromkeys([*now, *before]):
         was, is_ = (side.get(key, usual.get(key)) for side in (before, now))
-        if role(key) != "execution" and was != is_:
+        if was != is_ and any(role(key, value) != "execution" for value in (was, is_)):
             return f"{key} was {was!r}, is {is_!r}"
     return ""

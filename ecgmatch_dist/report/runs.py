@@ -119,7 +119,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 def result_settings(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of a JSON configuration that decide the result, under dotted names."""
-    flat = {key: value for key, value in flatten(config).items() if role(key) == "result"}
+    flat = {key: value for key, value in flatten(config).items() if role(key, value) == "result"}
     return {key: json.dumps(value) if isinstance(value, list) else value for key, value in flat.items()}
 
 

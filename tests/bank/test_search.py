@@ -127,15 +127,18 @@ def test_the_reference_is_right() -> None:
 
 
 def test_a_lost_tie_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend keeps the highest rows of a tie: only the second search finds the lowest."""
+    """The backend keeps the highest rows of a tie: only a later look finds the lowest, of more than k + 128 copies the last."""
 
     def high_rows(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
         scores, rows = (q @ z.flip(0).T).sort(dim=1, descending=True, stable=True)
         return scores[:, :m], len(z) - 1 - rows[:, :m]
 
-    z = points("copies", 300, 8)
+    few, z = points("copies", 300, 8), points("copies", 900, 8)
     q = z[:10]
-    assert same(exact_search(q, z, 5, high_rows), reference_search(q, z, 5))
+    for bank, wanted in ((few, [10, 10]), (z, [10, 10, 10])):
+        looks: list[int] = []
+        assert same(exact_search(bank[:10], bank, 5, high_rows, looks=looks), reference_search(bank[:10], bank, 5))
+        assert looks == wanted
     monkeypatch.setattr(
         search,
         "careful_search",
@@ -144,12 +147,11 @@ def test_a_lost_tie_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (exact_search(q, z, 5, high_rows).rows == -7).all()
 
 
-def test_few_queries_are_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    again: list[int] = []
-    careful = search.careful_search
-    monkeypatch.setattr(search, "careful_search", lambda q, *rest: again.append(len(q)) or careful(q, *rest))
-    exact_search(points("random", 100, 64, seed=1), points("random", 20000, 64), 5, torch_candidates)
-    assert sum(again) <= 5
+def test_few_queries_are_searched_twice() -> None:
+    looks: list[int] = []
+    exact_search(points("random", 100, 64, seed=1), points("random", 20000, 64), 5, torch_candidates, looks=looks)
+    assert looks[0] == 100
+    assert sum(looks[1:]) <= 5
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
@@ -342,6 +344,29 @@ def test_ivf_follows_changed_rows() -> None:
     z[rows[rows < 4000]] = points("random", 4, 16, seed=5)
     index.changed(z, rows)
     assert index.search(z[[7, 12, 3999]], z, 5).rows[:, 0].tolist() == [7, 12, 3999]
+
+
+def test_a_frozen_ivf_finds_the_rows_that_were_written_after_it_was_built(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a GPU, whose indices cannot change rows."""
+    z = points("clustered", 4000, 16)
+    index = IVFSearch(probes=32, check_every=1, frozen=True)
+    index.search(z[:64], z, 5)
+    first = index.index
+    rows = torch.tensor([7, 3999, 7, 4000, -1, 12])  # one twice, two outside
+    old = z[7].clone()
+    z[[7, 12, 3999]] = points("random", 3, 16, seed=5)
+    index.changed(z, rows)
+    found = index.search(torch.cat([z[[7, 12, 3999]], old[None]]), z, 5)
+    assert found.rows[:3, 0].tolist() == [7, 12, 3999]
+    assert 7 not in found.rows[3]  # it is no longer where the index has it
+    assert torch.equal(found.scores, canonical_scores(torch.cat([z[[7, 12, 3999]], old[None]]), z, found.rows))
+    assert all(len(set(row)) == 5 for row in found.rows.tolist())
+    assert index.index is first
+    index.changed(z, torch.arange(1000))
+    index.search(z[:64], z, 5)
+    assert index.index is not first  # too many rows outside
+    assert index.recall >= 0.95
+    assert index.name == "faiss-ivf"
 
 
 def test_ivf_falls_back_to_exact(caplog: pytest.LogCaptureFixture) -> None:
