@@ -70,7 +70,7 @@ def few_labels() -> Config:
         model=Model(width=128, backbone="resnet1d", first_width=32, dropout=0.3),
         augment=Augment(pipeline="mild", labelled="strong", crop=256),
         contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
-        pretrain=replace(adamw, passes=60, steps=2000),
+        pretrain=replace(adamw, passes=100, steps=4000),
         bank=Bank(),
         optim=replace(base.optim, labelled_batch=32, unlabelled_batch=96, steps=600, teacher_momentum=0.99),
         evaluate=replace(base.evaluate, every=50),
@@ -78,12 +78,11 @@ def few_labels() -> Config:
 
 
 def demo() -> Config:
-    """A shorter `tuned` for synthetic ECGs."""
-    base = tuned()
+    """A shorter `few_labels` for synthetic ECGs."""
+    base = few_labels()
     return replace(
         base,
-        pretrain=replace(base.pretrain, steps=200, teacher_momentum=0.98),
-        optim=replace(base.optim, steps=160, teacher_momentum=0.99),
+        optim=replace(base.optim, steps=200, unlabelled_batch=64),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
     )
