@@ -1,13 +1,21 @@
-"""Before a run is built: do its shards fit its settings, and what is labelled?"""
+"""Before a run is built: do its shards fit its settings, what is labelled, and what is in its archive?"""
 
+from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from ecgmatch_dist.config import Config
+from ecgmatch_dist.data import archive
+from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.split_summary import readiness
 from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.distributed.collectives import all_sum_nograd
+from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
+from ecgmatch_dist.record.folder import RunFolder
 
 
 def open_store(config: Config, split: Split) -> ShardStore:
@@ -31,3 +39,17 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
         )
     for line in readiness(split, split.all_labels(store), found) if main else ():
         print(line, flush=True)
+
+
+def open_archive(config: Config, split: Split, length: int, folder: RunFolder, ranks: Ranks) -> Archive:
+    """What `data.archive` holds: as it was listed when the run began, or listed now. A collective."""
+    if not config.data.archive or not config.method.uses_unlabelled:
+        return Archive()
+    path = folder.path / archive.NAME
+    if all_sum_nograd(torch.tensor(int(ranks.main and path.is_file()))).item():  # another node may not see it yet
+        return archive.read_archive(path)
+    taken = {name.partition("/")[2] for ids in split.parts.values() for name in ids}
+    found = archive.list_archive(config.data.archive, length, taken, ranks.rank, ranks.world)
+    if ranks.main:
+        folder.fence.write_json(path, asdict(found))
+    return found

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Config, fitted
+from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.labels import UNKNOWN, known, load_scheme
 from ecgmatch_dist.data.split_file import Split, digest
 from ecgmatch_dist.data.store import LoadedPart, ShardStore
-from ecgmatch_dist.data.stream import Batch, Stream, finite
+from ecgmatch_dist.data.stream import Batch, FiniteBatch, Stream, finite
+from ecgmatch_dist.data.unlabelled import open_stream
+from ecgmatch_dist.data.web_stream import WebStream
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, barrier
 from ecgmatch_dist.distributed.session import Ranks, to_device
 from ecgmatch_dist.distributed.whereabouts import during
@@ -28,8 +31,8 @@ from ecgmatch_dist.measurements.trees import MeasurementTrees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
-from ecgmatch_dist.network.probe import linear_probe
-from ecgmatch_dist.readiness import open_store
+from ecgmatch_dist.network.probe import classifier_input, linear_probe
+from ecgmatch_dist.readiness import open_archive, open_store
 from ecgmatch_dist.record.diagnostics import Diagnostics
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
@@ -59,13 +62,15 @@ class Run:
     labels: dict[str, NDArray[np.uint8]]
     """[n, C] of each part of the split: 1, 0 or UNKNOWN."""
     rows: dict[str, NDArray[np.int64]]
-    """[n] of each part of the split: its rows in the store."""
+    """[n] of each part of the split: its rows in the store; those of the archive have none."""
     y_b: Tensor
     """Labels of the labelled part on the device, [N_B, C]; NaN where nobody has looked."""
     weight_b: Tensor | None
     """Their weights, [N_B, C]; None: every label is known."""
     labelled: Stream | None
-    unlabelled: Stream | None
+    unlabelled: Stream | WebStream | None
+    archive: Archive
+    """Unlabelled recordings that are not in the split; their ids follow those of the split's unlabelled part."""
     augment: ECGAugment
     logger: RunLogger
     checkpointer: Checkpointer
@@ -118,9 +123,15 @@ class Run:
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every unlabelled signal once; see `methods.views.Pass`."""
-        share = (self.ranks.rank, self.ranks.world)
-        for batch in finite(self.store, self.rows["unlabelled"], self.config.evaluate.batch, *share):
+        for batch in self._once("unlabelled"):
             yield self._to_device(Batch(batch.ids, batch.x))
+
+    def _once(self, part: str, limit: int | None = None) -> Iterator[FiniteBatch]:
+        """One pass over a part, or over its first `limit` recordings."""
+        batch, share = self.config.evaluate.batch, (self.ranks.rank, self.ranks.world)
+        if part == "unlabelled" and isinstance(self.unlabelled, WebStream):
+            return self.unlabelled.once(batch, limit)
+        return finite(self.store, self.rows[part][:limit], batch, *share)
 
     def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         device = self.ranks.device
@@ -189,18 +200,15 @@ class Run:
     def ids(self, part: str) -> list[str]:
         """database/key of the recordings of a part."""
         ids: list[str] = self.store.manifest["id"].iloc[self.rows[part]].tolist()
-        return ids
+        return ids + (self.archive.names if part == "unlabelled" else [])
 
     def predict(self, part: str, limit: int | None = None) -> Predictions:
         """Predictions of a part, or of its first `limit` recordings, on every rank."""
-        share = (self.ranks.rank, self.ranks.world)
-        batches = finite(self.store, self.rows[part][:limit], self.config.evaluate.batch, *share)
-        crop = self.config.augment.crop
+        batches, crop = self._once(part, limit), self.config.augment.crop
         return predict(self.kept, batches, self.labels[part][:limit], self.ranks.device, self.y_b.dtype, crop)
 
     def second_opinion(self) -> Opinion:
         """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
-        share = (self.ranks.rank, self.ranks.world)
 
         def fit() -> MeasurementTrees:
             signals = self.store.read(self.rows["labelled"])
@@ -208,8 +216,8 @@ class Run:
             return MeasurementTrees(signals, self.labels["labelled"], rate, self.seed, threads)
 
         def validate(model: torch.nn.Module) -> Predictions:
-            batches = finite(self.store, self.rows["validation"], self.config.evaluate.batch, *share)
-            return predict(model, batches, self.labels["validation"], self.ranks.device, self.y_b.dtype)
+            labels = self.labels["validation"]
+            return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
         return Opinion(fit, validate, self.logger.say)
 
@@ -218,7 +226,8 @@ class Run:
         found = self.predict("labelled")
         classifier = self.kept.classifier
         assert isinstance(classifier, torch.nn.Linear)
-        for own, value in zip(classifier.parameters(), linear_probe(found.features, found.labels), strict=True):
+        features = classifier_input(self.kept, found.features)
+        for own, value in zip(classifier.parameters(), linear_probe(features, found.labels), strict=True):
             # Rank 0's, in case the machines of the ranks round differently.
             shared = torch.from_numpy(value if self.ranks.main else np.zeros_like(value)).to(self.ranks.device)
             own.data.copy_(all_sum_nograd(shared))
@@ -277,8 +286,9 @@ class Run:
 def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts: Sequence[RunFolder]) -> Run:
     """Build a run. It starts from the finished runs `starts`: the weights of the first, the predictions of all."""
     fingerprint = config.fingerprint()
-    config = fitted(config, len(split.parts["labelled"]), len(split.parts["unlabelled"]))
     store = open_store(config, split)
+    archive = open_archive(config, split, store.length, folder, ranks)
+    config = fitted(config, len(split.parts["labelled"]), len(split.parts["unlabelled"]) + len(archive))
     length = store.preprocess.length
     require(config.augment.crop <= length, "augment.crop", config.augment.crop, f"at most {length}, as the shards have")
     labels = split.all_labels(store)
@@ -287,28 +297,31 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         hidden = known(labels["unlabelled"])  # nobody knows those of the others
         rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"][hidden]])
         labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"][hidden]])
-    if (
-        not config.method.needs_labels
-    ):  # it uses the signals of the whole training part; validation and test stay unseen
+    if not config.method.needs_labels:  # it sees the signals of the whole training part, not validation and test
         rows["unlabelled"] = np.concatenate([rows["labelled"], rows["unlabelled"]])
         labels["unlabelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
+    nobody_knows = np.full((len(archive), labels["unlabelled"].shape[1]), UNKNOWN, np.uint8)
+    labels["unlabelled"] = np.concatenate([labels["unlabelled"], nobody_knows])
     seed = (config.seed or split.seed) + 1000 * config.member
     dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
     y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
     y_b = y_b.masked_fill(y_b == UNKNOWN, torch.nan)
-    learner = build_learner(config, ranks, y_b, len(rows["unlabelled"]), seed, [load_file(s.best) for s in starts])
+    learner = build_learner(config, ranks, y_b, len(labels["unlabelled"]), seed, [load_file(s.best) for s in starts])
     share = (ranks.rank, ranks.world)
     labelled = unlabelled = None
     if config.method.needs_labels:
         loaded = LoadedPart(store, rows["labelled"])
         labelled = Stream(loaded, np.arange(len(loaded.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
     if config.method.uses_unlabelled:
-        batch, window = config.optim.unlabelled_batch, config.data.window or None
-        unlabelled = Stream(store, rows["unlabelled"], batch, 4 * seed + UNLABELLED, *share, window)
+        order = (config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
+        unlabelled = open_stream(config.data, store, rows["unlabelled"], archive, *order)
     must_match = {"configuration": fingerprint, "manifest": digest(split.manifests), "split": split.sha256}
+    must_match |= {"archive": archive.sha256} if len(archive) else {}
     logger = RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence)
     if learner.bank:
         logger.say(learner.bank.describe())
+    if len(archive):
+        logger.say(f"archive: {len(archive):,} recordings; left out, with keys of the split: {archive.left_out:,}")
     run = Run(
         config=config,
         fingerprint=fingerprint,
@@ -324,6 +337,7 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         weight_b=annotation_weights(y_b),
         labelled=labelled,
         unlabelled=unlabelled,
+        archive=archive,
         augment=ECGAugment(config.augment),
         logger=logger,
         checkpointer=Checkpointer(folder.path / "checkpoints", must_match, folder.fence),

@@ -1,9 +1,8 @@
-"""The data path: building, reading and memory, against the official recipe, webdataset and wfdb."""
+"""The data path: building, reading (in all three modes) and memory, against the official recipe, webdataset and wfdb."""
 
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from ecgmatch_dist.bench import Comparison, faster, interleave, show
 from ecgmatch_dist.data.build import build, plan
 from ecgmatch_dist.data.databases import Recipe, load_recipe
 from ecgmatch_dist.data.index import read_dataset, read_manifest
+from ecgmatch_dist.data.modes import compare_modes, peak_memory
 from ecgmatch_dist.data.preprocess import PRESETS, Preprocess, pad_or_crop, preprocess
 from ecgmatch_dist.data.recordings import RecordRef, find_records, read_recording
 from ecgmatch_dist.data.shard import ShardJob, build_shard
@@ -171,7 +171,7 @@ def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
     (large / "dataset.json").write_text(json.dumps(asdict(larger)))
 
 
-def peak_memory(root: Path, database: str) -> tuple[float, float]:
+def memory_of_a_rank(root: Path, database: str) -> tuple[float, float]:
     """Peak MiB of a rank beyond its imports, measured in a new process, and MiB of the database."""
     command = [sys.executable, "-m", "ecgmatch_dist.bench.data", str(root), database]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -182,31 +182,43 @@ def peak_memory(root: Path, database: str) -> tuple[float, float]:
 
 
 def measure_memory(root: str, database: str) -> None:
-    """The process that `peak_memory` starts: reads batches, then prints its peak memory."""
-
-    def high_water() -> int:
-        # Not getrusage: its maximum is inherited from the parent process.
-        match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert match
-        return int(match[1])
-
-    before = high_water()
+    """The process that `memory_of_a_rank` starts: reads batches, then prints its peak memory."""
+    before = peak_memory()
     store = ShardStore(root, [database])
     stream = Stream(store, np.arange(len(store)), BATCH, 0, 0, 1)
     for batch in stream.iterate(0, 50, readers=2, ahead=4):
         batch.x.max()
-    print((high_water() - before) / 1024, len(store) * 12 * store.length * 2 / 2**20)
+    print(peak_memory() - before, len(store) * 12 * store.length * 2 / 2**20)
 
 
 def bench_memory(shards: Path, database: str, work: Path) -> Comparison:
     enlarge(shards, database, work / "large", TIMES)
-    (small, small_size), (large, large_size) = (peak_memory(root, database) for root in (shards, work / "large"))
+    (small, small_size), (large, large_size) = (memory_of_a_rank(root, database) for root in (shards, work / "large"))
     batches = 6 * BATCH * 12 * ShardStore(shards, [database]).length * 2 / 2**20
     note = (
         f"the databases have {small_size:,.0f} and {large_size:,.0f} MiB, six batches of {BATCH} have {batches:.0f} MiB"
     )
     other = f"{TIMES} times the database"
     return Comparison("peak memory of a rank", other, small, large, "MiB", small / large, note)
+
+
+def bench_modes(shards: Path, database: str) -> list[Comparison]:
+    """Our random access against our windows through a cache and webdataset's own pipeline."""
+    ours, *others = compare_modes(shards, database)
+    note = (
+        "window and shuffle buffer hold a quarter of the recordings; mixing: different shards in a batch, 1 is random"
+    )
+    rows = []
+    for other in others:
+        first, rate = other.first_batch / ours.first_batch, ours.per_second / other.per_second
+        memory, mixing = other.memory / ours.memory, ours.mixing / other.mixing
+        rows += [
+            Comparison("time to the first batch", other.mode, ours.first_batch, other.first_batch, "s", first),
+            Comparison("recordings per second", other.mode, ours.per_second, other.per_second, "1/s", rate),
+            Comparison("memory of reading", other.mode, ours.memory, other.memory, "MiB", memory),
+            Comparison("mixing", other.mode, ours.mixing, other.mixing, "", mixing),
+        ]
+    return [*rows[:-1], replace(rows[-1], note=note)]
 
 
 def main(
@@ -235,6 +247,7 @@ def main(
         rows = [bench_preprocessing(job.refs, job.settings, repeats), *bench_building(job, repeats)]
         rows += bench_reading(work / "shards", database.database, refs, repeats)
         rows.append(bench_memory(work / "shards", database.database, work))
+        rows += bench_modes(work / "shards", database.database)
     show(f"data path, {len(refs)} recordings, medians of {repeats} turns, files in the page cache", rows, json)
 
 

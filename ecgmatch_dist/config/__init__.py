@@ -1,11 +1,11 @@
 """What a run is: its settings (`fields`), those of its method (`method`), and both as JSON (`saved`). No torch here."""
 
 from ecgmatch_dist.config.backbones import backbones
+from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.fields import (
     Augment,
     Bank,
     Config,
-    Data,
     Evaluate,
     Model,
     Optim,

@@ -15,30 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ecgmatch_dist.config.backbones import backbones
+from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.method import MethodSettings, method_settings
 from ecgmatch_dist.config.roles import Role, added, draw, execution, role_of
 from ecgmatch_dist.errors import require
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which shards the settings are for, and reading them from a URL. Local shards use only `window`."""
-
-    rate: int = execution(0)
-    """Sampling rate that the other settings are meant for: shards of another one are refused; 0: any."""
-    length: int = execution(0)
-    """Samples that the other settings are meant for; 0: any."""
-
-    window: int = 0
-    """Shuffle within this many shards at a time, so that the cache need not hold all of them; 0: shuffle all."""
-    cache: str = execution("")
-    """Folder on a local disk for downloaded shards; empty: ecgmatch/ in the user's cache folder."""
-    cache_gib: float = execution(32.0)
-    """Largest size of the cache."""
-
-    def __post_init__(self) -> None:
-        require(self.window >= 0, "data.window", self.window, "a number of shards, or 0 for all")
-        require(self.cache_gib > 0, "data.cache_gib", self.cache_gib, "greater than 0")
 
 
 @dataclass(frozen=True)
@@ -57,6 +37,9 @@ class Model:
     """Residual blocks; each halves the length."""
     first_width: int = added(0)
     """Channels of resnet1d's first block, doubled every second block up to width; 0: width throughout."""
+    feature: Literal["bottleneck", "encoder"] = added("bottleneck")
+    """z, which the bank keeps. bottleneck: the hidden layer of the classifier (official code); encoder: its input, f(x)
+    (paper)."""
 
     def __post_init__(self) -> None:
         require(self.backbone in backbones(), "model.backbone", self.backbone, f"one of {', '.join(backbones())}")
@@ -68,6 +51,8 @@ class Model:
         remedy = f"between 1 and model.width, {self.width}; or 0 for model.width"
         require(0 <= self.first_width <= self.width, "model.first_width", self.first_width, remedy)
         used = self.backbone != "attention_cnn" or not self.first_width
+        paper = self.backbone == "attention_cnn" or self.feature == "bottleneck"
+        require(paper, "model.feature", self.feature, "bottleneck: only attention_cnn can give the encoder's output")
         require(used, "model.first_width", self.first_width, "0: all blocks of attention_cnn have model.width channels")
 
 

@@ -42,6 +42,12 @@ def scheme_of(root: str) -> str:
     return scheme
 
 
+def connection_options(scheme: str) -> dict[str, Any]:
+    """For fsspec. By default aiohttp ends every transfer after five minutes."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+    return {"client_kwargs": {"timeout": timeout}} if scheme.startswith("http") else {}
+
+
 def plain_name(name: str, where: object) -> str:
     """`name` itself. Refuses a name that leads out of its folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*", name):
@@ -181,12 +187,9 @@ class RemoteFolder:
         return fetched
 
     def _download(self, name: str, to: Path) -> None:
-        # By default aiohttp ends every transfer after five minutes.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-        options: dict[str, Any] = {"client_kwargs": {"timeout": timeout}} if self.scheme.startswith("http") else {}
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                filesystem, path = fsspec.core.url_to_fs(f"{self.url}/{name}", **options)
+                filesystem, path = fsspec.core.url_to_fs(f"{self.url}/{name}", **connection_options(self.scheme))
                 filesystem.get_file(path, str(to))
                 return
             except ImportError as error:

@@ -5,24 +5,17 @@ Position p of the stream is row Permutation(N, seed, p // N)(p % N) of the part;
 the number of ranks or readers.
 """
 
-import io
 import itertools
-import json
-import tarfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-import braceexpand
-import fsspec
 import numpy as np
-import webdataset
 from numpy.typing import NDArray
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from ecgmatch_dist.data.order import Ints, Permutation, WindowPermutation
-from ecgmatch_dist.data.remote import RemoteFolder, scheme_of
+from ecgmatch_dist.data.remote import RemoteFolder
 from ecgmatch_dist.data.store import ShardStore, V
 from ecgmatch_dist.errors import UserError
 
@@ -151,7 +144,7 @@ def check_cache(store: Reader, rows: Ints, window: int | None) -> None:
         )
 
 
-def prefetch(read: Callable[[int], T], numbers: Iterable[int], readers: int, ahead: int) -> Iterator[T]:
+def prefetch(read: Callable[[int], T], numbers: Iterable[int], readers: int, ahead: int) -> Generator[T, None, None]:
     """read(n) for each n, in order; `readers` threads keep at most `ahead` results waiting."""
     assert readers >= 0, readers
     assert ahead >= 1, ahead
@@ -189,38 +182,3 @@ def finite(
         return FiniteBatch(np.where(valid, positions, -1), x, valid)
 
     return prefetch(read, range(-(-len(rows) // (share * world))), readers, ahead)
-
-
-def plain_webdataset(urls: str | Sequence[str], shuffle: int = 0, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Any webdataset shards, without our manifest: {"key", "x" [12, T], and the fields of the .json}, in sequence.
-
-    For compatibility: `shuffle` is the size of a shuffle buffer; order, epochs and resuming are not exact.
-    `urls` may hold braces, as in "x-{000..003}.tar". Only .npy and .json are decoded, never pickles.
-    """
-    expanded = list(braceexpand.braceexpand(urls)) if isinstance(urls, str) else list(urls)
-    for url in expanded:
-        scheme_of(url)
-    samples = group_by_keys(tar_file_expander(open_tars(expanded)))
-    return decoded(webdataset.shuffle(shuffle, seed=seed)(samples) if shuffle else samples)
-
-
-def open_tars(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Open tars for webdataset's pipeline; its own opener would pass URLs to a shell."""
-    for url in urls:
-        try:
-            with fsspec.open(url, "rb") as stream:
-                yield {"url": url, "stream": stream}
-        except FileNotFoundError as error:
-            raise UserError(f"{url}: no such shard") from error
-
-
-def decoded(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    place = "the first shard"
-    try:
-        for sample in samples:
-            place = f"{sample['__url__']}, at {sample['__key__']}"
-            if "ecg.npy" in sample:
-                x = np.load(io.BytesIO(sample["ecg.npy"]), allow_pickle=False)
-                yield {**json.loads(sample.get("json", b"{}")), "key": sample["__key__"], "x": x}
-    except (tarfile.TarError, ValueError) as error:
-        raise UserError(f"{place}: not a shard of ECGs: {error.args[0]}") from error

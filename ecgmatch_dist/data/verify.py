@@ -21,6 +21,7 @@ from ecgmatch_dist.data.card import render_card
 from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, read_dataset, read_manifest
 from ecgmatch_dist.data.label_check import codes_without_class, complain_about_classes, complain_about_codes
 from ecgmatch_dist.data.labels import load_scheme
+from ecgmatch_dist.data.modes import compare_modes, table
 from ecgmatch_dist.data.shard import npy_header
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
@@ -156,12 +157,13 @@ def _differences(dataset: Dataset, labels: NDArray[np.uint8]) -> list[str]:
     return [f"{what}: {n:,}, expected {m:,}" for what, (n, m) in counts.items() if m is not None and n != m]
 
 
-def main(folder: tyro.conf.Positional[Path], /, expect: bool = False) -> None:
+def main(folder: tyro.conf.Positional[Path], /, expect: bool = False, modes: bool = False) -> None:
     """Check every checksum, offset and label of the shards, compare their counts with the recipe, and write card.html.
 
     Args:
         folder: The shards of one database, or the root of several.
         expect: Treat counts other than the recipe's as errors.
+        modes: Also measure the three ways to read them, side by side.
     """
     folders = (
         [folder] if (folder / "dataset.json").exists() else sorted(p.parent for p in folder.glob("*/dataset.json"))
@@ -181,5 +183,7 @@ def main(folder: tyro.conf.Positional[Path], /, expect: bool = False) -> None:
             print(f"  {note}")
         for problem in problems[:20]:
             print(f"{database}: {problem}", file=sys.stderr)
+        if modes and not result.problems:
+            print("\n".join(table(compare_modes(database.absolute().parent, database.absolute().name))))
     if bad:
         raise UserError(f"{folder}: {bad} problems (see above, and card.html)")

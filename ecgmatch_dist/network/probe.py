@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 
 from ecgmatch_dist.data.labels import UNKNOWN
 
@@ -34,3 +35,13 @@ def linear_probe(
             share = (y.sum() + 0.5) / (len(y) + 1)
             bias[c] = np.log(share / (1 - share))
     return weight, bias
+
+
+def classifier_input(model: nn.Module, features: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """What the classifier sees of the features z [n, D]: z itself; with `model.feature = encoder`, z behind the bottleneck."""
+    if getattr(model, "feature", "bottleneck") == "bottleneck":
+        return features
+    assert isinstance(model.bottleneck, nn.Linear)
+    weight, bias = (parameter.detach().cpu().double().numpy() for parameter in model.bottleneck.parameters())
+    seen: NDArray[np.floating[Any]] = features @ weight.T + bias
+    return seen

@@ -145,6 +145,7 @@ def missing_results(runs: list[FinishedRun], main: list[Study]) -> list[str]:
 def settings_unlike_paper(runs: list[FinishedRun]) -> list[str]:
     """The signal, common settings and ECGMatch's own, where they differ from the defaults, which are the paper's."""
     defaults = result_settings(Config().to_json()) | {"runtime.precision": "fp32"}  # our `auto` is in no paper
+    del defaults["model.feature"]  # our default is the official code's
     found: dict[str, set[str]] = defaultdict(set)
     for (method, _, _), main in main_settings(runs).items():
         is_start = method in methods() and methods()[method].is_start

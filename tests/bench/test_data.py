@@ -68,7 +68,9 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
     whats = ["preprocessing", "building shards", "building shards", "random batches of 64", "random batches of 64"]
-    assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank"]
+    modes = ["time to the first batch", "recordings per second", "memory of reading", "mixing"]
+    assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank", *modes, *modes]
+    assert [row["other"] for row in rows[-8:]] == ["windows through a cache"] * 4 + ["webdataset's pipeline"] * 4
     assert ["designed anew for each lead" in row["other"] for row in rows[:3]] == [False, True, False]
     assert all(row["ratio"] > 0 for row in rows)
     assert "peak memory" in result.stdout

@@ -1,10 +1,7 @@
 """The stream: the same sequence for any number of ranks and readers, each row once an epoch, resumed anywhere."""
 
-import io
 import itertools
-import json
 import pickle
-import tarfile
 import threading
 import time
 import tracemalloc
@@ -20,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.data.stream import Batch, Stream, finite, plain_webdataset, prefetch
+from ecgmatch_dist.data.stream import Batch, Stream, finite, prefetch
 from ecgmatch_dist.errors import UserError
 from tests.support.shard_factory import make_shards
 from tests.support.web_server import Server
@@ -259,38 +256,6 @@ def test_a_finite_pass_shows_everything_once(store: ShardStore, n: int, batch: i
 def test_more_ranks_than_rows(store: ShardStore) -> None:
     batches = [list(finite(store, part(2), 8, rank, 8)) for rank in range(8)]
     assert [b[0].valid.tolist() for b in batches] == [[True], [True]] + [[False]] * 6
-
-
-def test_plain_webdataset_reads_our_shards_without_the_index(place: Path, store: ShardStore) -> None:
-    samples = list(plain_webdataset(str(place / "chapman" / "chapman-{000000..000008}.tar")))
-    assert [s["key"] for s in samples] == [f"chapman{i:05d}" for i in range(60)]
-    assert np.array_equal(np.stack([s["x"] for s in samples]), store.read(np.arange(60)))
-    assert samples[11]["row"] == 11
-    urls = sorted(map(str, (place / "chapman").glob("*.tar")))
-    mixed = [s["key"] for s in plain_webdataset(urls, shuffle=20)]
-    assert mixed != sorted(mixed) == [s["key"] for s in samples]
-
-
-def test_plain_webdataset_refuses_commands_and_pickles(tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    for url in (f"pipe:touch {marker}", f"pipe:touch${{IFS}}{marker}", "http://127.0.0.1:9/x';touch y;'"):
-        with pytest.raises(UserError):
-            plain_webdataset([url])
-    array = io.BytesIO()
-    np.save(array, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
-        for name, data in (("a.ecg.npy", array.getvalue()), ("a.json", json.dumps({}).encode())):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    with pytest.raises(UserError, match=r"bad\.tar, at a"):
-        list(plain_webdataset(str(tmp_path / "bad.tar")))
-    with pytest.raises(UserError, match="no such shard"):
-        list(plain_webdataset(str(tmp_path / "none.tar")))
-    (tmp_path / "text.tar").write_text("hello" * 1000)
-    with pytest.raises(UserError, match="not a shard"):
-        list(plain_webdataset(str(tmp_path / "text.tar")))
-    assert not marker.exists()
 
 
 def test_remote_shards_in_windows_through_a_small_cache(place: Path, store: ShardStore, tmp_path: Path) -> None:

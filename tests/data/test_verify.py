@@ -4,9 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ecgmatch_dist.data import build, verify
+from ecgmatch_dist.data import build, modes, verify
 from ecgmatch_dist.data.databases import Expected, Recipe
 from ecgmatch_dist.data.index import read_manifest
 from ecgmatch_dist.data.preprocess import PRESETS
@@ -48,6 +49,21 @@ def test_good_shards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "of class Rhythm: 1, expected 2" in out
     with pytest.raises(UserError, match="1 problems"):
         verify.main(folder, expect=True)
+
+
+def test_three_ways_to_read_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify.main(folder, modes=True)
+    header, *lines = capsys.readouterr().out.splitlines()[-4:]
+    assert header.split() == ["first", "batch", "recordings/s", "memory", "mixing"]
+    assert [line[:26].strip() for line in lines] == list(modes.MODES)
+    assert all(float(line.split()[-1]) > 0 for line in lines)
+
+
+def test_mixing_is_one_for_a_random_draw_and_little_for_one_shard_at_a_time() -> None:
+    shards = np.repeat(np.arange(10), 100)
+    mixed = np.random.default_rng(0).permutation(1000).reshape(20, 50)
+    assert modes.relative_mixing(shards, list(mixed)) == pytest.approx(1, abs=0.02)
+    assert modes.relative_mixing(shards, list(np.arange(1000).reshape(20, 50))) == pytest.approx(0.1, abs=0.01)
 
 
 def test_card(folder: Path) -> None:

@@ -1,18 +1,22 @@
 """What every backbone promises, and what resnet1d computes."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ecgmatch_dist import config, keyed
-from ecgmatch_dist.config import Model
+from ecgmatch_dist.config import Config, Model
 from ecgmatch_dist.distributed.collectives import rank, world
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.network.backbones.base import LEADS
 from ecgmatch_dist.network.backbones.resnet1d import block_widths
 from ecgmatch_dist.network.batchnorm import convert_batchnorm
 from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.network.probe import classifier_input
 from ecgmatch_dist.network.student import Student
 from tests.support.ranks import run_threads
 
@@ -106,6 +110,21 @@ def test_resnet1d_equals_plain_layers():
     torch.testing.assert_close(out.logits, model.classifier(z))
 
 
+def test_z_is_the_bottlenecks_output_or_its_input():
+    """The official code's feature and the paper's: the same network, weights and logits."""
+    settings = SMALL["attention_cnn"]
+    code, paper = (build_model(3, replace(settings, feature=f), 2).eval() for f in ("bottleneck", "encoder"))
+    x = torch.randn(4, LEADS, 200)
+    torch.testing.assert_close(code(x).logits, paper(x).logits, rtol=0, atol=0)
+    torch.testing.assert_close(paper.bottleneck(paper(x).z), code(x).z, rtol=0, atol=0)
+    assert not torch.allclose(paper(x).z, code(x).z)
+    z = paper(x).z.detach().numpy()
+    assert classifier_input(code, z) is z
+    np.testing.assert_allclose(classifier_input(paper, z), code(x).z.detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert Config(model=settings).fingerprint() == Config(model=replace(settings, feature="bottleneck")).fingerprint()
+    assert Config(model=settings).fingerprint() != Config(model=replace(settings, feature="encoder")).fingerprint()
+
+
 def test_widths():
     assert block_widths(Model(width=128, first_width=32, backbone="resnet1d")) == [32, 32, 64, 64, 128]
     assert block_widths(Model(width=32, backbone="resnet1d", depth=3)) == [32, 32, 32]
@@ -116,6 +135,7 @@ def test_widths():
     [
         ({"depth": 0}, r"model\.depth = 0"),
         ({"first_width": 256, "backbone": "resnet1d"}, r"model\.first_width = 256.*128"),
+        ({"feature": "encoder", "backbone": "resnet1d"}, r"model\.feature = 'encoder': .*attention_cnn"),
         ({"first_width": 32}, r"model\.first_width = 32: 0: all blocks of attention_cnn"),
     ],
 )

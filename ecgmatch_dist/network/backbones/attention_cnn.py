@@ -1,6 +1,7 @@
 """The paper's attention CNN: encoder and attention f(x), bottleneck and classifier h(z).
 
-The layers are those of the official code. One forward gives both the features z for the bank and the logits.
+The layers are those of the official code. One forward gives both the features z for the bank and the logits. In the paper z is
+f(x), in the official code it is the output of the bottleneck, which has no activation (`model.feature`).
 """
 
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class AttentionCNN(Backbone, name="attention_cnn"):
 
     def __init__(self, classes: int, settings: config.Model) -> None:
         super().__init__(settings.dropout)
-        width = settings.width
+        width, self.feature = settings.width, settings.feature
         self.stem = nn.Conv2d(LEADS, width, (1, 15), stride=(1, 2), padding=(0, 7), bias=False)
         self.stem_bn = nn.BatchNorm2d(width)
         self.blocks = nn.Sequential(*(ResidualBlock(width) for _ in range(settings.depth)))
@@ -69,5 +70,6 @@ class AttentionCNN(Backbone, name="attention_cnn"):
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Output:
         x = F.leaky_relu(self.stem_bn(self.stem(as_image(x))), SLOPE, inplace=True)
         x = self.drop(self.blocks(x).squeeze(2).transpose(1, 2), keys)  # [b, T/64, D]
-        z = self.bottleneck(self.attention(x).amax(dim=1))
-        return Output(z, self.classifier(z))
+        f = self.attention(x).amax(dim=1)
+        hidden = self.bottleneck(f)
+        return Output(f if self.feature == "encoder" else hidden, self.classifier(hidden))
