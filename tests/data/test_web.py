@@ -198,6 +198,7 @@ def _train(rank: int, world: int, data: Path, runs: Path) -> Path:
     return run(replace(tiny(data, runs), data=reading))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_on_uneven_tars_and_resume_to_the_bit(tmp_path: Path) -> None:
     make_data(tmp_path)
     (tmp_path / "archive").mkdir()
