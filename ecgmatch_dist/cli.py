@@ -5,10 +5,14 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 import tyro
 
+from ecgmatch_dist import __version__
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.terminal.next_step import advise
 
 COMMANDS = {
     "doctor": ("ecgmatch_dist.doctor:main", "check this machine or all ranks of a launcher before the first run"),
@@ -29,15 +33,19 @@ COMMANDS = {
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
     "plan": ("ecgmatch_dist.capacity.command:main", "estimate memory, traffic and time on a cluster"),
     "bench": ("ecgmatch_dist.bench:main", "measure speed against the usual alternatives"),
+    "completion": ("ecgmatch_dist.cli:completion", "complete commands and options in your shell"),
 }
+NO_RIGHT = {errno.EACCES, errno.EPERM}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 PARSE_THEMSELVES = {"train", "bench"}  # their first words decide which options there are
 
 
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items())
-    return f"usage: ecgmatch COMMAND ...   (options: ecgmatch COMMAND --help)\n\n{rows}"
+def usage(group: str = "") -> str:
+    """All commands, or those whose name begins with the word `group`."""
+    shown = {name: what for name, (_, what) in COMMANDS.items() if not group or name.startswith(f"{group} ")}
+    width = max(map(len, shown))
+    rows = "\n".join(f"  {name:{width}}  {what}" for name, what in shown.items())
+    return f"usage: ecgmatch {f'{group} ' if group else ''}COMMAND ...   (options: ecgmatch COMMAND --help)\n\n{rows}"
 
 
 def resolve(args: list[str]) -> tuple[str, Callable[..., object], list[str]]:
@@ -45,17 +53,58 @@ def resolve(args: list[str]) -> tuple[str, Callable[..., object], list[str]]:
     for words in (2, 1):
         name = " ".join(args[:words])
         if name in COMMANDS:
-            module, function = COMMANDS[name][0].split(":")
-            return name, getattr(importlib.import_module(module), function), args[words:]
-    raise UserError(f"no command `{' '.join(args[:2])}`\n{usage()}")
+            return name, load(name), args[words:]
+    group = args[0] if is_group(args[0]) else ""
+    raise UserError(f"no command `{' '.join(args[:2])}`\n{usage(group)}")
+
+
+def load(name: str) -> Callable[..., object]:
+    module, function = COMMANDS[name][0].split(":")
+    found: Callable[..., object] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def is_group(word: str) -> bool:
+    """Whether there are commands of two words that begin with this one."""
+    return any(name.startswith(f"{word} ") for name in COMMANDS)
+
+
+def completion(shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]], /) -> None:
+    """Print a script that completes commands, options and their choices.
+
+    Args:
+        shell: bash, zsh or fish. The script says where it belongs.
+    """
+    from ecgmatch_dist.arguments import with_choices
+    from ecgmatch_dist.terminal.completion import WHERE, script
+
+    commands = {name: load(name) for name in COMMANDS if name not in PARSE_THEMSELVES}
+    print(script(shell, {**commands, "train": with_choices()}), end="")
+    print(f"ecgmatch: write this to {WHERE[shell]}, then open a new shell", file=sys.stderr)
+
+
+def answer_at_once(args: list[str]) -> bool:
+    """Answer what needs no command: nothing, --help, --version, or the first word of several commands."""
+    asks_for_help = args[-1:] in (["-h"], ["--help"])
+    if not args:
+        found, *commands = advise(Path())
+        print(usage(), "", f"here: {found}", "next:", *(f"  {command}" for command in commands), sep="\n")
+    elif args == ["--version"]:
+        print(f"ecgmatch_dist {__version__}")
+    elif args in (["-h"], ["--help"]):
+        print(usage())
+    elif is_group(args[0]) and (len(args) == 1 or (len(args) == 2 and asks_for_help)):
+        print(usage(args[0]))
+    else:
+        return False
+    return True
 
 
 def main() -> None:
     args = sys.argv[1:]
-    if not args or args[0] in ("-h", "--help"):
-        print(usage())
-        return
     try:
+        if answer_at_once(args):
+            return
         name, function, rest = resolve(args)
         if name in PARSE_THEMSELVES:
             function(rest)
@@ -66,9 +115,12 @@ def main() -> None:
     except BrokenPipeError:  # `ecgmatch ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in DISK | NO_RIGHT:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        sys.exit(f"ecgmatch: {where}{error.strerror}; make room or repair the disk, then give the same command again")
+        remedy = "make room or repair the disk, then give the same command again"
+        if error.errno in NO_RIGHT:
+            remedy = "name another place, or ask its owner for the right to read and write there"
+        sys.exit(f"ecgmatch: {where}{error.strerror}; {remedy}")
     except KeyboardInterrupt:
         sys.exit("ecgmatch: interrupted; the same command continues where it stopped")

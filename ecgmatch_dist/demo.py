@@ -3,7 +3,6 @@
 Finished stages are skipped, so an interrupted demo continues where it stopped.
 """
 
-import os
 import shlex
 import subprocess
 import sys
@@ -33,9 +32,8 @@ def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None
             ecgmatch("shards", "build", database, "--raw", raw, "--out", shards, "--preset", "cpu", "--workers", 2)
     if not split.is_file():
         ecgmatch("split", "mix", "--shards", shards, "--ratio", 0.05, "--seeds", 20, "--to", splits)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    train = ["-m", "ecgmatch_dist.train", "--preset", "demo", "--split", split, "--shards", shards, "--runs", runs]
-    run([*torchrun, *train])
+    where = ("--split", split, "--shards", shards, "--runs", runs)
+    ecgmatch("train", "--ranks", ranks, "--preset", "demo", *where)
     ecgmatch("report", runs, "--out", report)
     print(
         f"\nFinished in {time.time() - begin:.0f} s. Open {report / 'index.html'}, or watch: ecgmatch monitor --runs {runs}"
@@ -43,14 +41,10 @@ def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None
 
 
 def ecgmatch(*args: object) -> None:
-    run([sys.executable, "-m", "ecgmatch_dist", *args], shown=["ecgmatch", *args])
-
-
-def run(command: list[object], shown: list[object] | None = None) -> None:
     """Print and run a stage; one that fails ends the demo."""
-    print(f"\n$ {shlex.join(map(str, shown or ['python', *command[1:]]))}", flush=True)
-    # One computing thread per rank. Without this torchrun would set it, with a warning.
-    with subprocess.Popen(list(map(str, command)), env={"OMP_NUM_THREADS": "1", **os.environ}) as process:
+    words = list(map(str, args))
+    print(f"\n$ {shlex.join(['ecgmatch', *words])}", flush=True)
+    with subprocess.Popen([sys.executable, "-m", "ecgmatch_dist", *words]) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:  # the stage received it, too: let it save

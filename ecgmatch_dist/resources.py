@@ -16,12 +16,14 @@ def folder(name: str) -> Path:
 
 def find(kind: str, name: str) -> Path:
     """The TOML file `name`: a path that ends in .toml, or the name of a file in the folder `kind`."""
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UserError(f"{name}: no such file")
+    if name.endswith(".toml") and Path(name).is_file():
         return Path(name)
-    path = folder(kind) / f"{name}.toml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in folder(kind).glob("*.toml")))
-        raise UserError(f"no recipe `{name}` in {kind}/: known are {known}; or give the path of a .toml file")
-    return path
+    shipped = folder(kind) / f"{Path(name.removesuffix('.toml')).name}.toml"
+    if shipped.is_file() and shipped.stem == name:
+        return shipped
+    if shipped.is_file():  # as in `launch/within.toml` outside the repository
+        raise UserError(f"{name}: no such file here; `{shipped.stem}` names the one that comes with ecgmatch_dist")
+    if name.endswith(".toml"):
+        raise UserError(f"{name}: no such file")
+    known = ", ".join(sorted(p.stem for p in folder(kind).glob("*.toml")))
+    raise UserError(f"no recipe `{name}` in {kind}/: known are {known}; or give the path of a .toml file")

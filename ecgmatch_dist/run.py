@@ -123,15 +123,17 @@ class Run:
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every unlabelled signal once; see `methods.views.Pass`."""
-        for batch in self._once("unlabelled"):
+        for batch in self._once("unlabelled", title="all unlabelled signals"):
             yield self._to_device(Batch(batch.ids, batch.x))
 
-    def _once(self, part: str, limit: int | None = None) -> Iterator[FiniteBatch]:
-        """One pass over a part, or over its first `limit` recordings."""
+    def _once(self, part: str, limit: int | None = None, title: str = "") -> Iterator[FiniteBatch]:
+        """One pass over a part, or over its first `limit` recordings, with a bar if it has a title."""
         batch, share = self.config.evaluate.batch, (self.ranks.rank, self.ranks.world)
         if part == "unlabelled" and isinstance(self.unlabelled, WebStream):
             return self.unlabelled.once(batch, limit)
-        return finite(self.store, self.rows[part][:limit], batch, *share)
+        rows = self.rows[part][:limit]
+        batches = finite(self.store, rows, batch, *share)
+        return self.logger.track(batches, title, -(-len(rows) // batch)) if title else batches
 
     def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         device = self.ranks.device
@@ -204,7 +206,7 @@ class Run:
 
     def predict(self, part: str, limit: int | None = None) -> Predictions:
         """Predictions of a part, or of its first `limit` recordings, on every rank."""
-        batches, crop = self._once(part, limit), self.config.augment.crop
+        batches, crop = self._once(part, limit, f"predict {part}"), self.config.augment.crop
         return predict(self.kept, batches, self.labels[part][:limit], self.ranks.device, self.y_b.dtype, crop)
 
     def second_opinion(self) -> Opinion:

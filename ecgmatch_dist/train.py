@@ -1,11 +1,12 @@
 """Train one run: the loop, and the `ecgmatch train` command.
 
     ecgmatch train --split splits/within-chapman@0.05.s20.json --shards data/shards            one process
-    torchrun --nproc-per-node 8 -m ecgmatch_dist.train --split ... --shards ...                one node
+    ecgmatch train --ranks 8 --split ... --shards ...                                          one node
+    torchrun --nproc-per-node 8 -m ecgmatch_dist.train --split ... --shards ...                the same
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m ecgmatch_dist.train ...
 
-`--preset NAME` chooses the settings to start from, `--method NAME` the method, and `--help` lists every setting. A finished run
-is not trained again, and an interrupted one is resumed. docs/run-folder.md describes the run folder.
+`--preset NAME` chooses the settings to start from, `--method NAME` the method, and `--help-all` lists every setting. A finished
+run is not trained again, and an interrupted one is resumed. docs/run-folder.md describes the run folder.
 """
 
 import os
@@ -19,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ecgmatch_dist.arguments import parse
+from ecgmatch_dist.arguments import parse, pop_option
 from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
+from ecgmatch_dist.distributed.launcher import start_ranks, tell_launcher
 from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.errors import UserError, error_line
@@ -33,7 +35,7 @@ from ecgmatch_dist.network.optim import gradient_norm, learning_rate, set_learni
 from ecgmatch_dist.readiness import check_before_training
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import memory_gib
-from ecgmatch_dist.record.starts import starts_of
+from ecgmatch_dist.record.starts import Chain, starts_of
 from ecgmatch_dist.recovery.heartbeat import Heartbeat, ending_at_once
 from ecgmatch_dist.recovery.signals import Signals, Stopped, StopRequest
 from ecgmatch_dist.run import Run, build_run
@@ -194,22 +196,29 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
     return True
 
 
-def train_run(config: Config, ranks: Ranks, signals: Signals, first: bool = True) -> RunFolder:
-    """Train one run to its result, resuming what its folder holds. The runs that it starts from are trained first (`first` is
-    off for those)."""
+def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | None = None) -> RunFolder:
+    """Train one run to its result, resuming what its folder holds. The runs that it starts from are trained first, as links of
+    its chain."""
     split = Split.load(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
     # Rank 0 decides, because another node may not see the result yet. Before the starts: their folders may be deleted by now.
     if all_sum_nograd(torch.tensor(int(ranks.main and folder.finished))).item():
+        place = chain.place(config) if chain else ""
         if ranks.main:
-            print(f"{folder.path.name}: finished already, test MAP {folder.result().test.map:.4f}", flush=True)
+            told = f"{folder.path.name}: finished already, test MAP {folder.result().test.map:.4f}"
+            print(f"run {place}: {told}" if place else told, flush=True)
         return folder
     counts = len(split.parts["labelled"]), len(split.parts["unlabelled"])
     fitted(config, *counts).check_shares(ranks.world)
-    if first:
+    config.method.check_size(*counts)
+    if chain is None:
         check_before_training(config, split, ranks.main)
-    starts = [train_run(start, ranks, signals, first=False) for start in starts_of(config, split.name, ranks)]
+        chain = Chain(config)
+    starts = [train_run(start, ranks, signals, chain) for start in starts_of(config, split.name, ranks)]
+    place = chain.place(config)
+    if ranks.main and place:
+        print(f"run {place}: {folder.path.name}", flush=True)
     folder.enter(config, ranks)
     heartbeat = Heartbeat(folder.fence.workspace, ranks.rank, ranks.world, config.runtime.timeout_minutes)
     with ExitStack() as at_the_end, folder.fence.translate_errors(), heartbeat:
@@ -218,7 +227,7 @@ def train_run(config: Config, ranks: Ranks, signals: Signals, first: bool = True
         at_the_end.callback(run.logger.close)
         heartbeat.say = run.logger.say
         resumed = run.resume()
-        run.logger.start(run.step)
+        run.logger.start(run.step, place)
         if resumed:
             run.logger.say(f"resumed at step {run.step}")
         elif folder.fence.generation > 1:
@@ -249,7 +258,21 @@ def train(config: Config) -> RunFolder:
 
 def main(args: list[str]) -> None:
     """`ecgmatch train`."""
-    train(parse(args, __doc__))
+    ranks, args = pop_option(args, "--ranks", None, "1")
+    try:
+        config = parse(args)  # before the ranks are started: a mistake is told once
+    except UserError:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        sys.exit(1)  # the first rank makes the same mistake, and says so
+    if ranks == "1":
+        train(config)
+    elif not ranks.isdecimal() or ranks == "0" or "RANK" in os.environ:
+        raise UserError(
+            f"--ranks {ranks}: a number of processes on this machine, and not together with another launcher"
+        )
+    else:
+        start_ranks(int(ranks), "ecgmatch_dist.train", args)
 
 
 class _CallableModule(ModuleType):
@@ -265,6 +288,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserError as error:
-        sys.exit(error_line(error, int(os.environ.get("RANK", "0"))))
+        line = error_line(error, int(os.environ.get("RANK", "0")))
+        tell_launcher(line)
+        sys.exit(line)
     except KeyboardInterrupt:
         sys.exit(130)  # the launcher prints the message

@@ -12,6 +12,7 @@ FLOW = (
     "__init__",
     "errors",
     "files",
+    "terminal",
     "resources",
     "keyed",
     "config",

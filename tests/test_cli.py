@@ -1,6 +1,7 @@
-"""The command line: every command answers, mistakes are one line, and the documentation does not name what is not there."""
+"""The command line: every command answers, help is short, mistakes are one line."""
 
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,18 +11,14 @@ from pathlib import Path
 import pytest
 import tyro
 
-from ecgmatch_dist import cli
+from ecgmatch_dist import __version__, cli
 from ecgmatch_dist.arguments import parse
+from ecgmatch_dist.config import methods
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.fixmatch import FixMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.presets import PRESETS
-
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    path for path in sorted(ROOT.glob("**/*.md")) if not {".venv", "demo", "runs"} & set(path.relative_to(ROOT).parts)
-]
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -36,6 +33,88 @@ def test_every_command_answers_help(name: str, capsys: pytest.CaptureFixture[str
 def test_an_unknown_command_is_refused(args: list[str]) -> None:
     with pytest.raises(UserError, match="no command"):
         cli.resolve(args)
+
+
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> str:
+    """What `ecgmatch ARGS` prints."""
+    monkeypatch.setattr(sys, "argv", ["ecgmatch", *args])
+    with suppress(SystemExit):
+        cli.main()
+    return capsys.readouterr().out
+
+
+def test_version_and_the_commands_of_a_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert say(capsys, monkeypatch, "--version") == f"ecgmatch_dist {__version__}\n"
+    for args in (("shards",), ("shards", "--help"), ("shards", "-h")):
+        out = say(capsys, monkeypatch, *args)
+        assert "shards build" in out
+        assert "shards verify" in out
+        assert "predict" not in out
+
+
+def test_the_short_help_of_train_fits_a_screen_and_names_the_choices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = say(capsys, monkeypatch, "train", "--help")
+    assert out.count("\n") < 60
+    assert out.index("ecgmatch train --preset tuned") < out.index("--tag")  # examples first
+    for name in [*PRESETS, *methods()]:
+        assert f"  {name} " in out, name
+    assert "--help-all" in out
+    assert "--optim.momentum" not in out
+    everything = say(capsys, monkeypatch, "train", "--preset", "tuned", "--help-all")
+    for option in ("--optim.lr", "--model.width", "--method.neighbours", "--name", "--pretrain.steps 800"):
+        assert option in everything, option
+    assert "--pretrain.lr" not in everything  # as optim.lr
+
+
+def test_an_unknown_option_is_told_once_under_a_launcher(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            parse(["--optim.speed", "3"])
+        told.append("--optim.speed" in capsys.readouterr().err)
+    assert told == [True, False]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_the_shell_completes_commands_options_and_choices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ecgmatch.bash").write_text(say(capsys, monkeypatch, "completion", "bash"))
+    expected = {
+        "ecgmatch sha": {"shards"},
+        "ecgmatch shards ": {"-h", "--help", "build", "verify"},
+        "ecgmatch train --preset ": set(PRESETS),
+        "ecgmatch train --method s": {"supervised", "softmatch"},
+        "ecgmatch train --optim.sch": {"--optim.schedule"},
+        "ecgmatch split --ratio": {"--ratio"},
+    }
+    for line, words in expected.items():
+        typed = " ".join(f"'{word}'" for word in line.split(" "))
+        code = f"source ecgmatch.bash; COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _tyro_ecgmatch"
+        show = 'printf "%s\\n" "${COMPREPLY[@]}"'
+        done = subprocess.run(
+            ["bash", "-c", f"{code}; {show}"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert {*done.stdout.split("\n")} - {""} == words, line
+
+
+def test_a_place_that_may_not_be_written_is_one_line(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    write = "lambda: (os.getuid() or os.setuid(65534), open(PATH, 'w'))"  # root may write everywhere
+    code = f"import os; from ecgmatch_dist import cli; PATH = {str(locked / 'x.json')!r}"
+    code += f"; cli.resolve = lambda args: ('', {write}, []); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.fullmatch(r"ecgmatch: .*x\.json: Permission denied; name another place.*\n", done.stderr), done.stderr
 
 
 def test_a_mistake_is_one_line_and_not_a_traceback() -> None:
@@ -74,16 +153,3 @@ def test_presets_and_overrides() -> None:
         parse(["--preset", "nothing"])
     with pytest.raises(UserError, match="--method best: known are supervised"):
         parse(["--method", "best"])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_the_docs_exist(page: Path) -> None:
-    for line in re.findall(r"(?:^|`|\$ )ecgmatch ([a-z][^`\n#]*)", page.read_text(), re.MULTILINE):
-        words = line.split()
-        assert " ".join(words[:2]) in cli.COMMANDS or words[0] in cli.COMMANDS, line

@@ -106,8 +106,8 @@ def test_a_disk_that_fills_up_is_reported_in_one_line(
     """Closing the file tries to write again: that second error must not hide the first."""
     usual = RunLogger.start
 
-    def start(self: RunLogger, step: int) -> None:
-        usual(self, step)
+    def start(self: RunLogger, step: int, place: str) -> None:
+        usual(self, step, place)
         getattr(self, name).close()
         setattr(self, name, Path("/dev/full").open("w"))  # noqa: SIM115
 
@@ -124,6 +124,20 @@ def test_a_finished_run_is_not_run_again(data: Path, tmp_path: Path, capsys: pyt
     run(config)
     assert (folder / "result.json").stat().st_mtime_ns == before
     assert "finished already" in capsys.readouterr().out
+
+
+def test_a_chain_of_runs_tells_which_of_how_many(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(data, tmp_path, ECGMatchSettings(neighbours=3, committee=2))
+    run(config.supervised())
+    capsys.readouterr()
+    run(config)
+    told = [line.partition(":") for line in capsys.readouterr().out.splitlines() if line.startswith("run ")]
+    names = ["supervised: finished already", "supervised.member2", "ecgmatch"]
+    assert [number for number, _, _ in told] == ["run 1 of 3", "run 2 of 3", "run 3 of 3"]
+    for name, (_, _, text) in zip(names, told, strict=True):
+        assert text.startswith(f" within-chapman@0.2.s20.{name}")
 
 
 def _finished_on_rank(rank: int, world: int, config: Config) -> None:
@@ -146,6 +160,20 @@ def test_a_folder_with_another_configuration_is_refused(data: Path, tmp_path: Pa
     run(config)
     with pytest.raises(UserError, match=r"optim\.lr was 0\.03, is 0\.05.*--tag"):
         run(replace(config, pretrain=replace(config.pretrain, lr=0.05)).supervised())
+
+
+@pytest.mark.parametrize("own", [{"tag": "faster"}, {"name": "faster"}])
+def test_a_tag_or_name_of_its_own_is_enough_where_the_supervised_run_has_other_settings(
+    data: Path, tmp_path: Path, own: dict[str, str]
+) -> None:
+    config = tiny(data, tmp_path)
+    start = config.supervised()
+    folder = tmp_path / start.run_name("within-chapman@0.2.s20")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_file(start)))
+    other = replace(config, pretrain=replace(config.pretrain, lr=0.05), **own)
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    assert find_start(other, "within-chapman@0.2.s20", alone).tag == "faster"
 
 
 def test_it_learns(data: Path, tmp_path: Path) -> None:
@@ -233,6 +261,15 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_before_the_supervised_ru
     assert not config.runs.exists()
     with pytest.raises(UserError, match=r"pretrain\.labelled_batch = 8"):
         tiny(data, tmp_path).supervised().check_shares(3)
+
+
+def test_more_neighbours_than_the_bank_has_rows_are_refused_before_the_supervised_run(
+    data: Path, tmp_path: Path
+) -> None:
+    config = tiny(data, tmp_path / "runs", ECGMatchSettings(neighbours=1000))
+    with pytest.raises(UserError, match=r"method\.neighbours = 1000: at most the \d+ unlabelled recordings"):
+        run(config)
+    assert not config.runs.exists()
 
 
 def _train_on_rank(rank: int, world: int, config: Config) -> None:

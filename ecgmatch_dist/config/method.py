@@ -47,6 +47,9 @@ class MethodSettings:
         """Whether it gets the opinion of trees on ECG measurements (`measurements/`)."""
         return False
 
+    def check_size(self, labelled: int, unlabelled: int) -> None:
+        """Refuse a split that is too small. Called before the runs that this one starts from, which can take hours."""
+
 
 @cache
 def _import_methods() -> None:

@@ -3,6 +3,7 @@
 import base64
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ FOOTER = {
     "calibration: 1 mV": f"calibration: {MARK} standard deviations",
 }
 """What ecg_plot writes below a picture -> the right words for a z-scored signal."""
+HARMLESS = {"resampled", "short", "cropped"}
+"""Flags that say how a recording was made to fit; the others are faults of its signal."""
+DURATIONS = 12
+"""Rows of the table of durations: with more different ones, they are grouped."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ class TogetherRow:
 class Picture:
     key: str
     labels: str
-    flags: str
+    faults: str
+    """Flags of a signal that is not as it should be."""
+    notes: str
+    """Flags that say what preprocessing did."""
     svg: str
     """In base64."""
 
@@ -117,7 +125,7 @@ def _tables(
     reasons = Counter(str(reason).partition(":")[0] for reason in rejects["reason"])
     return [
         ("Sampling rate", [(f"{rate} Hz", n) for rate, n in _count(manifest["rate"])]),
-        ("Duration", _shortened([(f"{s} s", n) for s, n in _count(seconds)])),
+        ("Duration", _durations(_count(seconds))),
         ("Quality flags", sorted(flags.items(), key=lambda item: _flag_order(item[0]))),
         ("Rejected", reasons.most_common()),
         ("Classes per recording", [(str(k), n) for k, n in _count(pd.Series(labels[is_known].sum(axis=1)))]),
@@ -130,11 +138,21 @@ def _count(values: pd.Series) -> list[tuple[int, int]]:
     return sorted((int(value), int(n)) for value, n in values.value_counts().items())  # type: ignore[call-overload]
 
 
-def _shortened(rows: list[tuple[str, int]], most: int = 12) -> list[tuple[str, int]]:
-    """The `most` frequent rows in their order, and the sum of the others."""
-    kept = sorted(sorted(range(len(rows)), key=lambda i: -rows[i][1])[:most])
-    others = sum(n for i, (_, n) in enumerate(rows) if i not in kept)
-    return [rows[i] for i in kept] + ([("other", others)] if others else [])
+def _durations(rows: list[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Seconds and counts. Many different ones are grouped, each group about twice as wide as the one before, so that the
+    longest stay in sight."""
+    if len(rows) <= DURATIONS:
+        return [(f"{seconds} s", n) for seconds, n in rows]
+    longest = rows[-1][0]
+    edges = [0, 5, 10, 11]  # ten seconds is the usual length
+    while edges[-1] <= longest:
+        edges.append(20 if edges[-1] == 11 else 2 * edges[-1])
+    grouped = []
+    for low, high in pairwise(edges):
+        last = min(high - 1, longest)
+        if count := sum(n for seconds, n in rows if low <= seconds < high):
+            grouped.append((f"{low} s" if last == low else f"{low}–{last} s", count))
+    return grouped
 
 
 def _flag_order(flag: str) -> tuple[str, int]:
@@ -175,4 +193,7 @@ def _picture(folder: Path, dataset: Dataset, record: "pd.Series[Any]") -> Pictur
     for volts, deviations in FOOTER.items():
         svg = svg.replace(volts, deviations)
     svg = base64.b64encode(svg.encode()).decode()
-    return Picture(record["key"], record["labels"], record["flags"], svg)
+    flags = record["flags"].split()
+    notes = [flag for flag in flags if flag in HARMLESS]
+    faults = [flag for flag in flags if flag not in HARMLESS]
+    return Picture(record["key"], record["labels"], " ".join(faults), " ".join(notes), svg)

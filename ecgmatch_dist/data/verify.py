@@ -1,5 +1,6 @@
 """`ecgmatch shards verify`: check every byte of the shards against the manifest, and the counts against the recipe."""
 
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +37,8 @@ class Verification:
     """Counts that are not the recipe's."""
     doubts: list[str]
     """Codes of no class and classes without recordings: right for the scheme, perhaps not for its author."""
+    card: Path | None
+    """None: it could not be written beside the shards."""
 
 
 class Sample(NamedTuple):
@@ -55,8 +58,8 @@ class Entry(NamedTuple):
     codes: str
 
 
-def verify(folder: Path) -> Verification:
-    """Check the shards of one database and write card.html."""
+def verify(folder: Path, cards: Path | None = None) -> Verification:
+    """Check the shards of one database and write card.html, or <cards>/<database>.html."""
     dataset, manifest = read_dataset(folder), read_manifest(folder)
     scheme = load_scheme(dataset.scheme)
     labels = scheme.states_all(manifest["codes"])
@@ -69,8 +72,15 @@ def verify(folder: Path) -> Verification:
         problems += _check_shard(folder, shard, by_shard.get(shard.name, manifest.iloc[:0]), dataset.length)
     differences = _differences(dataset, labels)
     page = render_card(folder, dataset, manifest, labels, problems, [*differences, *doubts])
-    write_text(folder / "card.html", page)
-    return Verification(len(manifest), problems, differences, doubts)
+    card = cards / f"{dataset.database}.html" if cards else folder / "card.html"
+    try:
+        card.parent.mkdir(parents=True, exist_ok=True)
+        write_text(card, page)
+    except OSError as error:
+        if cards or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return Verification(len(manifest), problems, differences, doubts, None)  # shards of a cluster may only be read
+    return Verification(len(manifest), problems, differences, doubts, card)
 
 
 def _check_manifest(folder: Path, dataset: Dataset, manifest: pd.DataFrame) -> list[str]:
@@ -157,12 +167,15 @@ def _differences(dataset: Dataset, labels: NDArray[np.uint8]) -> list[str]:
     return [f"{what}: {n:,}, expected {m:,}" for what, (n, m) in counts.items() if m is not None and n != m]
 
 
-def main(folder: tyro.conf.Positional[Path], /, expect: bool = False, modes: bool = False) -> None:
+def main(
+    folder: tyro.conf.Positional[Path], /, expect: bool = False, cards: Path | None = None, modes: bool = False
+) -> None:
     """Check every checksum, offset and label of the shards, compare their counts with the recipe, and write card.html.
 
     Args:
         folder: The shards of one database, or the root of several.
         expect: Treat counts other than the recipe's as errors.
+        cards: Write the cards to this folder, where the one of the shards may only be read.
         modes: Also measure the three ways to read them, side by side.
     """
     folders = (
@@ -174,11 +187,12 @@ def main(folder: tyro.conf.Positional[Path], /, expect: bool = False, modes: boo
         )
     bad = 0
     for database in folders:
-        result = verify(database)
+        result = verify(database, cards)
         problems = result.problems + (result.differences if expect else [])
         bad += len(problems)
         count = len(problems) or "no"
-        print(f"{database}: {result.recordings:,} recordings, {count} problems; see {database / 'card.html'}")
+        card = f"see {result.card}" if result.card else "no card, the folder may only be read (--cards FOLDER)"
+        print(f"{database}: {result.recordings:,} recordings, {count} problems; {card}")
         for note in [*([] if expect else result.differences), *result.doubts]:
             print(f"  {note}")
         for problem in problems[:20]:
@@ -186,4 +200,4 @@ def main(folder: tyro.conf.Positional[Path], /, expect: bool = False, modes: boo
         if modes and not result.problems:
             print("\n".join(table(compare_modes(database.absolute().parent, database.absolute().name))))
     if bad:
-        raise UserError(f"{folder}: {bad} problems (see above, and card.html)")
+        raise UserError(f"{folder}: {bad} problems (see above)")

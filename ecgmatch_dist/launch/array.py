@@ -70,7 +70,7 @@ def refusal_message(sweep: str, count: int, stderr: str) -> str:
     why = "; ".join(line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines() if line.strip())
     return (
         f"sweep {sweep}: sbatch refused {count} runs: {why or 'no reason given'}. Nothing was submitted; correct the site "
-        "file, --dry-run shows what sbatch gets"
+        "file, --dry-run --full shows what sbatch gets"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import submitit
 import tyro
+from rich.console import Console
 
 from ecgmatch_dist.data.build import build
 from ecgmatch_dist.data.databases import load_recipe
@@ -17,6 +18,7 @@ from ecgmatch_dist.data.shard import ShardJob, build_shard
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import slurm
 from ecgmatch_dist.launch.site import Site, load_site
+from ecgmatch_dist.terminal.waiting import make_bar
 
 
 class ShardTask:
@@ -50,8 +52,11 @@ def on_slurm(site: Site, folder: Path) -> Callable[[Sequence[ShardJob]], None]:
         ids = one_process.submit(f"ecgmatch-shards-{jobs[0].database}", output, tasks)
         print(f"{jobs[0].database}: {len(missing)} shards in {count} jobs, {ids[0].split('_')[0]}", flush=True)
         try:
-            while slurm.alive_among(ids):
-                time.sleep(2)
+            with make_bar(Console(stderr=True)) as bar:
+                task = bar.add_task(jobs[0].database, total=len(missing))
+                while slurm.alive_among(ids):
+                    bar.update(task, completed=len(missing) - len(unfinished(missing)))
+                    time.sleep(2)
         except KeyboardInterrupt:
             slurm.cancel(ids)
             raise

@@ -101,13 +101,12 @@ def plan_runs(
     sweep: Sweep,
     base: Config,
     splits: Path,
-    need_splits: bool = True,
     adapt: Callable[[list[tuple[Path, Config]]], list[tuple[Path, Config]]] = list,
 ) -> list[PlannedRun]:
     """All runs, each after those that it starts from; one that several others start from appears once. `adapt` may change the
     configurations.
 
-    Not `need_splits`: a split file may be missing, and its file name is taken for the split's name.
+    A split file may be missing: its file name is then taken for the split's name.
     """
     runs: dict[str, PlannedRun] = {}
     supervised = change(base, "method", "supervised").settled()
@@ -133,7 +132,7 @@ def plan_runs(
 
     for path, config in adapt(configurations(sweep, base, splits)):
         if path not in split_names:
-            split_names[path] = Split.load(path).name if need_splits or path.is_file() else path.stem
+            split_names[path] = Split.load(path).name if path.is_file() else path.stem
         config = config.settled()
         tag = "" if config.method.is_start and config.fingerprint() in plain else config.tag
         add_chain(dataclasses.replace(config, tag=tag), split_names[path], tag)

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 import submitit
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from ecgmatch_dist.config import Config, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import array, slurm
 from ecgmatch_dist.launch.choose import apply_choices, read_choices
-from ecgmatch_dist.launch.expand import PlannedRun, base_config, load_sweep, plan_runs
+from ecgmatch_dist.launch.expand import PlannedRun, Sweep, base_config, load_sweep, plan_runs
+from ecgmatch_dist.launch.show import how_to_make, missing_splits, run_lines, summary
 from ecgmatch_dist.launch.site import Site, load_site
 from ecgmatch_dist.launch.submission_lock import submission_lock
 from ecgmatch_dist.launch.submissions import (
@@ -28,7 +28,9 @@ from ecgmatch_dist.launch.submissions import (
 from ecgmatch_dist.launch.sweep_plan import write_plan
 from ecgmatch_dist.launch.train_job import TrainJob
 from ecgmatch_dist.launch.where import elsewhere
+from ecgmatch_dist.record.metrics_file import read_latest
 from ecgmatch_dist.record.result import read_result
+from ecgmatch_dist.terminal.waiting import make_bar
 
 
 def select_runs(planned: Sequence[PlannedRun], runs: Path) -> tuple[list[PlannedRun], dict[str, str]]:
@@ -70,7 +72,7 @@ def run_local(sweep: str, wanted: Sequence[PlannedRun], runs: Path, site: Site) 
         submission = Submission(run=run.name, cluster="local", job=job.job_id, folder=str(folder), time=time.time())
         append_submissions(sweep_folder(runs, sweep), [submission])
         try:
-            job.wait()
+            wait_for(job, run, runs)
         except KeyboardInterrupt:
             job.cancel()
             raise
@@ -87,6 +89,17 @@ def run_local(sweep: str, wanted: Sequence[PlannedRun], runs: Path, site: Site) 
         )
 
 
+def wait_for(job: submitit.Job[str], run: PlannedRun, runs: Path) -> None:
+    """Wait for a run; on a terminal, with the steps that it has taken so far."""
+    with make_bar(Console(stderr=True)) as bar:
+        task = bar.add_task(run.name, total=run.config.optim.steps)
+        while not job.done():
+            steps = [line.step for line in read_latest(runs / run.name)]
+            bar.update(task, completed=max(steps, default=0))
+            time.sleep(1)
+    job.wait()
+
+
 def run_debug(wanted: Sequence[PlannedRun]) -> None:
     """In this process, for a debugger."""
     from ecgmatch_dist.train import train
@@ -95,14 +108,9 @@ def run_debug(wanted: Sequence[PlannedRun]) -> None:
         train(from_json(run.config.to_json()))
 
 
-def plan_table(planned: Sequence[PlannedRun], states: dict[str, str], title: str) -> Table:
-    out = Table(title=title, title_justify="left")
-    for name in ("run", "starts from", "steps", "state"):
-        out.add_column(name, overflow="fold")
-    for run in planned:
-        steps = f"{'up to ' if run.config.optim.passes else ''}{run.config.optim.steps:,}"
-        out.add_row(run.name, ", ".join(run.starts), steps, states[run.name])
-    return out
+def tell(sweep: Sweep, planned: Sequence[PlannedRun], states: dict[str, str], full: bool) -> None:
+    """Print the grid and, if asked for, each run. Plain lines: a name that the screen is too narrow for is not cut here."""
+    print("\n".join([*summary(sweep, planned, states), *(run_lines(planned, states) if full else [])]), flush=True)
 
 
 def main(
@@ -121,6 +129,7 @@ def main(
     seeds: tuple[int, ...] = (),
     chosen: Path | None = None,
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    full: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Submit the runs of a sweep that are neither finished nor in the queue. The same command again resubmits what failed.
 
@@ -138,8 +147,10 @@ def main(
         ratios: Labelled shares instead of the sweep's; with --protocol, the paper's for the protocol are the default.
         seeds: Seeds of the splits instead of the sweep's.
         chosen: File of `ecgmatch choose --write`: train each method with the settings chosen for it, as runs `.chosen`.
-        dry_run: Show the runs and the batch file, submit nothing.
+        dry_run: Show the grid and the splits that are missing, submit nothing.
+        full: Also show each run and, with --dry-run, the batch file and who waits for whom.
     """
+    given = shards
     sweep, on_site = elsewhere(load_sweep(name), protocol, databases, ratios, seeds), load_site(site)
     shards = shards if "://" in shards else str(Path(shards).resolve())
     base = base_config(sweep, preset, shards, runs.resolve(), set)
@@ -148,29 +159,33 @@ def main(
     def adapt(found: list[tuple[Path, Config]]) -> list[tuple[Path, Config]]:
         return apply_choices(found, choices) if chosen else found
 
-    planned = plan_runs(sweep, base, splits.resolve(), not dry_run, adapt)
-    console = Console(soft_wrap=True)
-    title = f"{sweep.name}: {len(planned)} runs. {sweep.about}"
+    planned = plan_runs(sweep, base, splits.resolve(), adapt)
+    missing = missing_splits(planned)
+    make = "\n".join(how_to_make(missing, given, splits))
     if dry_run:
         wanted, states = select_runs(planned, runs)
-        console.print(plan_table(planned, states, title))
-        if cluster == "slurm" and wanted:
-            console.print(array.preview(sweep.name, wanted, runs, on_site), markup=False, highlight=False)
+        tell(sweep, planned, states, full)
+        if missing:
+            print(f"  missing   {len(missing)} splits in {splits}; make them, once the shards are there:\n{make}")
+        if not full:
+            print("--full shows each run, the batch file and who waits for whom")
+        elif cluster == "slurm" and wanted:
+            print(array.preview(sweep.name, wanted, runs, on_site))
         return
+    if missing:
+        raise UserError(f"{len(missing)} splits are missing, first {missing[0].name} in {splits}; make them:\n{make}")
     with submission_lock(runs):
         if cluster == "slurm":
             for message in array.recover_cut_submissions(runs):
-                console.print(message, markup=False, highlight=False)
+                print(message)
         wanted, states = select_runs(planned, runs)
-        console.print(plan_table(planned, states, title))
+        tell(sweep, planned, states, full)
         write_plan(sweep.name, runs, planned)
         if cluster == "slurm" and wanted:
             arrays = array.submit(sweep.name, wanted, runs, on_site)
-            console.print(
-                f"{len(wanted)} runs submitted as {' and '.join(arrays)}: ecgmatch status {sweep.name} --runs {runs}"
-            )
+            print(f"{len(wanted)} runs submitted as {' and '.join(arrays)}: ecgmatch status {sweep.name} --runs {runs}")
     if not wanted:
-        console.print("nothing to submit")
+        print("nothing to submit")
     elif cluster == "local":
         run_local(sweep.name, wanted, runs, on_site)
     elif cluster == "debug":

@@ -63,6 +63,10 @@ class ECGMatchSettings(MethodSettings):
         require(self.committee >= 1, "method.committee", self.committee, "at least 1, the start itself")
         require(0 <= self.memory <= 1, "method.memory", self.memory, "between 0 and 1")
 
+    def check_size(self, labelled: int, unlabelled: int) -> None:
+        remedy = f"at most the {unlabelled} unlabelled recordings of the split, which fill the bank"
+        require(self.neighbours <= unlabelled, "method.neighbours", self.neighbours, remedy)
+
     @property
     def starts(self) -> int:
         return self.committee

@@ -25,7 +25,7 @@ class SavedConfig:
             difference = first_difference(self.settings, config.to_json()) or "settings of another version"
             raise UserError(
                 f"{folder} holds a run with another configuration ({difference}): "
-                "give this one a --tag or --name of its own, or remove the folder"
+                "give this one a --tag of its own, or remove the folder"
             )
 
 

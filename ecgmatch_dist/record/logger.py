@@ -3,21 +3,27 @@
 import logging
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from ecgmatch_dist.metrics import looked_at
 from ecgmatch_dist.record.metrics_file import NAME, format_line, lines_until
 from ecgmatch_dist.recovery.generations import Fence
+from ecgmatch_dist.terminal.waiting import make_bar, time_left
+
+LINE_EVERY = 20.0  # seconds between two lines of steps where there is no terminal
+T = TypeVar("T")
 
 
 class RunLogger:
@@ -28,6 +34,7 @@ class RunLogger:
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         self.started = False
+        self.told = 0.0  # when the last line of a step was printed
         if active:
             path = folder / "log.txt"
             # Replaced by a copy: an older copy of the run that still has the old file open writes to a deleted file.
@@ -39,8 +46,8 @@ class RunLogger:
             self.handler.setFormatter(logging.Formatter("%(asctime)s  %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
             logging.getLogger("ecgmatch_dist").addHandler(self.handler)
 
-    def start(self, step: int) -> None:
-        """Start recording after `step`, the step of the checkpoint, or 0."""
+    def start(self, step: int, place: str = "") -> None:
+        """Start recording after `step`, the step of the checkpoint, or 0. `place`: which run of how many."""
         if not self.active:
             return
         self.started = True
@@ -50,15 +57,11 @@ class RunLogger:
         self.file = path.open("a", encoding="utf-8")
         # purge_step hides later steps in older files, even if they are written after this: curves have no branches.
         self.board = SummaryWriter(str(self.folder / "tb"), purge_step=step + 1)
+        self.begin = (step, time.monotonic())
         if self.console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
-            self.task = self.bar.add_task(self.title, total=self.steps, completed=step, note="")
+            self.bar = make_bar(self.console, note="note", transient=False)
+            title = f"{self.title} ({place})" if place else self.title
+            self.task = self.bar.add_task(title, total=self.steps, completed=step, note="")
             self.bar.start()
 
     def say(self, text: str) -> None:
@@ -80,17 +83,30 @@ class RunLogger:
             self.board.add_scalar(group, value, step)
 
     def progress(self, step: int, values: dict[str, float]) -> None:
-        """Update the progress bar and write a line to log.txt."""
+        """Update the progress bar and write a line to log.txt. Without a terminal, print some of the lines."""
         if not self.active:
             return
         note = "  ".join(f"{name} {values[name]:.4g}" for name in ("loss", "lr", "time/step") if name in values)
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  step {step}/{self.steps}  {note}", file=self.log, flush=True)
         if self.bar:
             self.bar.update(self.task, completed=step, note=note)
-        elif step % 100 == 0:
-            self.console.print(
-                f"{self.title}: step {step}/{self.steps}  {note}", highlight=False, markup=False, soft_wrap=True
-            )
+        elif time.monotonic() - self.told > LINE_EVERY or step == self.steps:
+            self.told = time.monotonic()
+            left = time_left(step - self.begin[0], self.steps - step, self.told - self.begin[1])
+            line = f"{self.title}: step {step}/{self.steps}  {note}{f', {left} left' if left else ''}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def track(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
+        """The items, with a second bar below that of the steps."""
+        task = self.bar.add_task(what, total=total, note="") if self.bar else None
+        try:
+            for item in items:
+                yield item
+                if self.bar and task is not None:
+                    self.bar.advance(task)
+        finally:
+            if self.bar and task is not None:
+                self.bar.remove_task(task)
 
     def curves(
         self, step: int, classes: list[str], labels: NDArray[np.uint8], probabilities: NDArray[np.float32]

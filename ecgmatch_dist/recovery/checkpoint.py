@@ -216,13 +216,13 @@ class Checkpointer:
         if record.get("format") != FORMAT:
             raise UserError(
                 f"{folder}: written by another version of ecgmatch_dist: finish the run with that one, "
-                "or give this one another --name or --tag"
+                "or give this one another --tag"
             )
         for name, expected in self.must_match.items():
             if record["fits"].get(name) != expected:
                 raise UserError(
                     f"{folder}: has another {name} (the hashes differ): resume with the same one, "
-                    "or give the run another --name or --tag"
+                    "or give the run another --tag"
                 )
         for name, expected in record["files"].items():
             actual = size_and_checksum(folder / name)

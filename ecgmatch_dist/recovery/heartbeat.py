@@ -21,6 +21,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
+from ecgmatch_dist.distributed.launcher import tell_launcher
 from ecgmatch_dist.distributed.whereabouts import failed_collective, here
 from ecgmatch_dist.errors import UserError, error_line
 
@@ -40,6 +41,7 @@ def ending_at_once(rank: int, world: int) -> Iterator[None]:
             raise
         if isinstance(error, UserError):
             print(error_line(error, rank), file=sys.stderr)
+            tell_launcher(error_line(error, rank))
         elif isinstance(error, Exception):
             traceback.print_exception(error)
         for stream in (sys.stdout, sys.stderr):

@@ -24,6 +24,7 @@ from ecgmatch_dist.report.page import DrawnFigure, write_page
 from ecgmatch_dist.report.run_files import SplitSizes, split_sizes
 from ecgmatch_dist.report.runs import FinishedRun, Problem, find_runs
 from ecgmatch_dist.report.sections import CLAIMS_INTRO, FigureTask, Part, Section, make_sections
+from ecgmatch_dist.terminal.waiting import track
 
 MANIFEST = "files.txt"
 """Lists the files of a report, so that the next one in the same folder removes them and nothing else."""
@@ -63,7 +64,7 @@ def build_report(
         groups: dict[str, list[FinishedRun]] = defaultdict(list)
         for run in found:
             groups[run.split_sha256].append(run)
-        by_split = pool.map(assess, [(group, replicates) for group in groups.values()])
+        by_split = pool.map(assess, [(group, replicates) for group in groups.values()], "intervals")
         assessed = {folder: assessment for part in by_split for folder, assessment in part.items()}
         problems += prediction_problems(found, assessed)
         used = [run for run in found if not assessed[str(run.folder)].contradiction]
@@ -73,7 +74,7 @@ def build_report(
             table = claims_table(studies, assessed, {run.name: run for run in used})
             sections.insert(0, Section("claims", "The paper's claims", CLAIMS_INTRO, [Part("", [table])]))
         tasks = [task for section in sections for part in section.parts for task in part.figures]
-        drawn = pool.map(draw, [(task, out / "figures") for task in tasks])
+        drawn = pool.map(draw, [(task, out / "figures") for task in tasks], "figures")
     problems += [Problem(runs, "incomplete", f"figure {d.key}: {d.problem}") for d in drawn if d.problem]
     header = make_header(used, studies, sizes, assessed) if used else None
     files = write_tables(sections, out)
@@ -134,14 +135,15 @@ class Workers:
         if self.pool:
             self.pool.shutdown(cancel_futures=True)
 
-    def map(self, function: Callable[..., T], arguments: list[tuple[Any, ...]]) -> list[T]:
-        """`function(*a)` of all arguments, in order."""
+    def map(self, function: Callable[..., T], arguments: list[tuple[Any, ...]], what: str) -> list[T]:
+        """`function(*a)` of all arguments, in order; a bar tells how many of `what` are done."""
         if self.pool:
             try:
-                return [task.result() for task in [self.pool.submit(function, *a) for a in arguments]]
+                tasks = [self.pool.submit(function, *a) for a in arguments]
+                return [task.result() for task in track(tasks, what, len(tasks))]
             except BrokenProcessPool:  # a script without `if __name__ == "__main__"`, or no memory for more processes
                 self.pool = None
-        return [function(*a) for a in arguments]
+        return [function(*a) for a in track(arguments, what, len(arguments))]
 
 
 def draw(task: FigureTask, folder: Path) -> DrawnFigure:

@@ -148,12 +148,9 @@ def settings_unlike_paper(runs: list[FinishedRun]) -> list[str]:
     del defaults["model.feature"]  # our default is the official code's
     found: dict[str, set[str]] = defaultdict(set)
     for (method, _, _), main in main_settings(runs).items():
-        is_start = method in methods() and methods()[method].is_start
         for key, value in main.items():
             comparable = key in defaults and (method == display.CONTROL or not key.startswith("method."))
-            # What the others start from begins with random weights in the paper, too.
-            comparable &= not (key == "init" and is_start)
-            if comparable and value != defaults[key]:
+            if comparable and is_used(method, key) and value != defaults[key]:
                 found[key].add(f"{value}")
     lines = [f"{key} = {' or '.join(sorted(values))} (paper: {defaults[key]})" for key, values in sorted(found.items())]
     signals = sorted({run.signal for run in runs} - {"", PAPER_SIGNAL})
@@ -165,7 +162,7 @@ def settings_unlike_across_methods(runs: list[FinishedRun]) -> list[str]:
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for (method, protocol, _), main in main_settings(runs).items():
         for key, value in main.items():
-            if not key.startswith("method."):
+            if not key.startswith("method.") and is_used(method, key):
                 found[protocol, key][str(value)].append(display.method(method))
     return [
         f"{protocol}: {key} = "
@@ -173,3 +170,12 @@ def settings_unlike_across_methods(runs: list[FinishedRun]) -> list[str]:
         for (protocol, key), values in sorted(found.items())
         if len(values) > 1
     ]
+
+
+def is_used(method: str, key: str) -> bool:
+    """Whether a setting means something for this method. A start begins with random weights, in the paper too."""
+    known = methods().get(method)
+    if known is None:
+        return True
+    of_unlabelled = key == "optim.unlabelled_batch" or key.startswith("bank.")
+    return not (known.is_start and key == "init") and (known.uses_unlabelled or not of_unlabelled)

@@ -1,13 +1,19 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from ecgmatch_dist.data import build, modes, verify
+from ecgmatch_dist.data.card import _durations
 from ecgmatch_dist.data.databases import Expected, Recipe
 from ecgmatch_dist.data.index import read_manifest
 from ecgmatch_dist.data.preprocess import PRESETS
@@ -21,10 +27,11 @@ RECIPE = Recipe("own", title="My <own> database", expected=Expected(4, 4, {"Norm
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for i in range(4):
-        x = make_signal(i, n=1000)
+        rate = 200 if i == 3 else 100
+        x = make_signal(i, n=10 * rate)
         if i == 1:
             x[2] = 0
-        write_record(tmp_path / "raw", f"r{i}", x, codes=FIBRILLATION if i == 3 else SINUS)
+        write_record(tmp_path / "raw", f"r{i}", x, rate, FIBRILLATION if i == 3 else SINUS)
     build.build(RECIPE, tmp_path / "raw", tmp_path / "out", PRESETS["cpu"], shard_size=2)
     return tmp_path / "out/own"
 
@@ -66,12 +73,53 @@ def test_mixing_is_one_for_a_random_draw_and_little_for_one_shard_at_a_time() ->
     assert modes.relative_mixing(shards, list(np.arange(1000).reshape(20, 50))) == pytest.approx(0.1, abs=0.01)
 
 
+def test_shards_that_may_only_be_read_are_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TemporaryDirectory() as place:
+        shards = shutil.copytree(folder, Path(place) / "own")
+        Path(place).chmod(0o755)
+        shards.chmod(0o555)
+        with without_rights():
+            verify.main(shards)
+            assert "4 recordings, no problems; no card" in capsys.readouterr().out
+            with pytest.raises(PermissionError):
+                verify.verify(shards, shards / "cards")
+        verify.main(shards, cards=Path(place) / "cards")
+        assert (Path(place) / "cards" / "own.html").is_file()
+        shards.chmod(0o755)
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """As a user who owns nothing: root may write everywhere."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_long_recordings_stay_in_sight_among_many_durations() -> None:
+    few = [(10, 500), (30, 1)]
+    assert _durations(few) == [("10 s", 500), ("30 s", 1)]
+    many = [(3, 2), (9, 1), (10, 5000), *((seconds, 1) for seconds in range(11, 31)), (1800, 7)]
+    rows = _durations(many)
+    assert rows[:3] == [("0–4 s", 2), ("5–9 s", 1), ("10 s", 5000)]
+    assert rows[-1] == ("1280–1800 s", 7)
+    assert sum(count for _, count in rows) == sum(count for _, count in many)
+    assert len(rows) <= 12
+
+
 def test_card(folder: Path) -> None:
     verify.verify(folder)
     card = (folder / "card.html").read_text()
     assert "My &lt;own&gt; database" in card, "text is escaped"
     assert "All checksums and offsets are right, and the labels" in card
-    assert "flat:III" in card
+    assert '<span class="wrong">flat:III</span>' in card
+    assert '<span class="wrong">resampled' not in card, "not a fault"
+    assert '<span class="quiet">resampled</span>' in card
     pictures = [base64.b64decode(found).decode() for found in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", card)]
     assert len(pictures) == 3
     assert all("mV" not in picture and "10 mm = 5 standard deviations" in picture for picture in pictures)

@@ -11,7 +11,7 @@ def test_each_link_is_planned_once_and_before_what_starts_from_it(tmp_path: Path
     path.write_text(text + '[grid]\nseed = [1, 2]\nmethod = ["ecgmatch", "fixmatch"]\naugment.crop = [0, 512]\n')
     sweep = expand.load_sweep(str(path))
     base = expand.base_config(sweep, "", "data/shards", Path("runs"), ())
-    found = expand.plan_runs(sweep, base, Path("splits"), need_splits=False)
+    found = expand.plan_runs(sweep, base, Path("splits"))
     names = [run.name for run in found]
     assert len(names) == len(set(names)) == 2 * 2 * (1 + 4 + 2)  # per split and crop: 1, a committee of 4, 2 methods
     for run in found:

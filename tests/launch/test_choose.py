@@ -18,7 +18,7 @@ from ecgmatch_dist.report.runs import find_runs
 
 def planned(name: str, runs: Path) -> list[expand.PlannedRun]:
     sweep = expand.load_sweep(name)
-    return expand.plan_runs(sweep, expand.base_config(sweep, "", "shards", runs, ()), Path("splits"), need_splits=False)
+    return expand.plan_runs(sweep, expand.base_config(sweep, "", "shards", runs, ()), Path("splits"))
 
 
 def finish(runs: Path, name: str, validation: float, test: float) -> None:

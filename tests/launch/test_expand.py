@@ -25,7 +25,7 @@ def write(folder: Path, text: str) -> str:
 def planned(name: str, *changes: str) -> list[expand.PlannedRun]:
     loaded = expand.load_sweep(name)
     base = expand.base_config(loaded, "", "data/shards", RUNS, changes)
-    return expand.plan_runs(loaded, base, Path("splits"), need_splits=False)
+    return expand.plan_runs(loaded, base, Path("splits"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ecgmatch_dist.launch.overrides import change
 from ecgmatch_dist.launch.submission_lock import owner_is_dead, submission_lock
 from ecgmatch_dist.launch.submissions import Submission, append_submissions, sweep_folder
 from ecgmatch_dist.launch.sweep_plan import read_plan, write_plan
+from tests.support.commands import check_command
 from tests.support.run_factory import example_result
 
 
@@ -316,10 +317,48 @@ def test_a_run_that_fails_on_this_machine_is_reported_and_is_an_error(
 
 
 def test_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sweep.main("mix", cluster="slurm", site="gpu", splits=tmp_path, runs=tmp_path, dry_run=True)
+    where: dict[str, Any] = {"site": "gpu", "splits": tmp_path, "runs": tmp_path, "dry_run": True}
+    sweep.main("mix", cluster="slurm", **where, full=True)
     out = capsys.readouterr().out
     assert "mix: 27 runs" in out
+    assert re.search(r"^ +3  mix@0\.01\.s19\.mixmatch +5,000 steps  new  after 0$", out, re.MULTILINE)
     assert "#SBATCH --array=0-26%27" in out
     assert "scontrol update jobid=ARRAY_[3-10] dependency=afterany:ARRAY_0\n" in out
     assert "scontrol release ARRAY_[0-26]\n" in out
     assert not (tmp_path / "sweeps").exists()
+
+
+def test_a_dry_run_is_a_summary_and_names_the_splits_that_are_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """216 runs need no 282 lines, and no name is broken."""
+    where: dict[str, Any] = {"splits": tmp_path / "splits", "runs": tmp_path}
+    sweep.main("within", **where, dry_run=True, ratios=(0.1,))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 20
+    assert any(line.split()[:2] == ["method", "mixmatch"] for line in lines)
+    assert any("96, and 12 that they start from" in line for line in lines)
+    made = [line.strip() for line in lines if line.strip().startswith("ecgmatch split")]
+    assert len(made) == 4
+    assert made[0].startswith(
+        "ecgmatch split within --database g12ec --ratio 0.1 --seeds 19 20 21 --shards data/shards --to"
+    )
+    for command in made:
+        check_command(command)
+    with pytest.raises(
+        UserError, match=r"12 splits are missing, first within-g12ec@0\.05\.s19\.json(.|\n)*--seeds 19 20 21"
+    ):
+        sweep.main("within", "local", **where)
+
+
+@pytest.mark.parametrize("name", ["launch/within.toml", "elsewhere/within.toml", "launch/within"])
+def test_a_path_of_the_repository_suggests_the_name_that_works_everywhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="`within` names the one that comes with ecgmatch_dist"):
+        sweep.main(name, dry_run=True)
+    with pytest.raises(UserError, match=r"own\.toml: no such file$"):
+        sweep.main("own.toml", dry_run=True)
+    with pytest.raises(UserError, match="no recipe `own` in launch/: known are"):
+        sweep.main("own", dry_run=True)

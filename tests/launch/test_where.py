@@ -14,7 +14,7 @@ STUDIES = ("ablation", "similarity", "sensitivity", "augmentation", "neighbours"
 
 def planned(sweep: expand.Sweep) -> list[expand.PlannedRun]:
     base = expand.base_config(sweep, "", "data/shards", Path("runs"), ())
-    return expand.plan_runs(sweep, base, Path("splits"), need_splits=False)
+    return expand.plan_runs(sweep, base, Path("splits"))
 
 
 @pytest.mark.parametrize("name", STUDIES)

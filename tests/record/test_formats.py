@@ -76,7 +76,7 @@ def test_config_of_a_run_with_other_settings(tmp_path: Path) -> None:
     other = replace(CONFIG, optim=replace(CONFIG.optim, steps=7))
     expected = f"{tmp_path} holds a run with another configuration (optim.steps was {CONFIG.optim.steps}, is 7): "
     message = refusal(lambda path: read_config(path).check(other, tmp_path), path)
-    assert message == expected + "give this one a --tag or --name of its own, or remove the folder"
+    assert message == expected + "give this one a --tag of its own, or remove the folder"
     write_json(path, to_file(CONFIG) | {"fingerprint": "another hash of the same settings"})
     message = refusal(lambda path: read_config(path).check(CONFIG, tmp_path), path)
     assert "another configuration (settings of another version)" in message

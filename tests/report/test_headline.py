@@ -100,4 +100,5 @@ def test_settings_unlike_the_papers(tmp_path: Path) -> None:
         "signal = 100 Hz, 12 × 1024 (paper: 500 Hz, 12 × 6144)",
         "optim.lr = 0.01 (paper: 0.03)",
     ]
+    assert header.settings_unlike_across_methods == []
     assert header.dataset_rows[0][1][2] == "the paper's five classes"

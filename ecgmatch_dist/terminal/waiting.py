@@ -1,0 +1,43 @@
+"""A bar with the time left for everything that may take longer than two seconds."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+PATIENCE = 2.0  # seconds without a bar: shorter waits need none
+T = TypeVar("T")
+
+
+def make_bar(console: Console, note: str = "", transient: bool = True) -> Progress:
+    """What is done, how much of how many, the time so far and the time left; nothing without a terminal. `note`: a field of
+    the task to show."""
+    notes = (TextColumn(f"{{task.fields[{note}]}}"),) if note else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *notes)
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, *times, console=console, transient=transient, disable=not console.is_terminal)
+
+
+def track(items: Iterable[T], what: str, total: int, console: Console | None = None) -> Iterator[T]:
+    """The items, one after the other. On a terminal a bar appears after two seconds, and goes when the last item is done."""
+    console = console or Console(stderr=True)
+    begin, bar = time.monotonic(), make_bar(console)
+    task = bar.add_task(what, total=total)
+    try:
+        for item in items:
+            yield item
+            bar.advance(task)
+            if not bar.live.is_started and time.monotonic() - begin > PATIENCE:
+                bar.start()
+    finally:
+        bar.stop()
+
+
+def time_left(done: int, left: int, seconds: float) -> str:
+    """For a line instead of a bar, as in "12 min"; empty: not known yet, or nothing is left."""
+    if done < 1 or left < 1:
+        return ""
+    rest = seconds / done * left
+    return f"{rest:.0f} s" if rest < 100 else f"{rest / 60:.0f} min" if rest < 6000 else f"{rest / 3600:.0f} h"

@@ -1,0 +1,57 @@
+"""A mistake under several ranks: one line with `--ranks`; with torchrun, the line is the end of its long summary."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.train import main
+from tests.support.training import ENVIRONMENT, command, tiny
+
+
+def test_a_mistake_of_the_ranks_is_told_without_torchruns_summary(data: Path, tmp_path: Path) -> None:
+    single = command(tiny(data, tmp_path))
+    ranks = [*single, "--ranks=2", "--optim.labelled-batch=15"]
+    done = subprocess.run(ranks, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].endswith("optim.labelled_batch = 15: make it a multiple of 2, the number of ranks"), done.stderr
+    assert 1 <= len(lines) <= 2  # of the first rank, and of the second unless it was ended before
+    assert all(line.startswith("ecgmatch") for line in lines)
+
+
+def test_torchruns_summary_ends_in_our_line(data: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command(tiny(data, tmp_path), ranks=2), "--optim.labelled-batch=15"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 1
+    summary = done.stderr.partition("Root Cause")[2]
+    assert "optim.labelled_batch = 15: make it a multiple of 2" in summary
+    assert "To enable traceback see" not in done.stderr
+
+
+def test_ranks_train_together(data: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command(tiny(data, tmp_path)), "--ranks=2", "--init=scratch"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("*.ecgmatch")
+    assert '"world_size": 2' in (folder / "result.json").read_text()
+    assert "step 12/12" in done.stderr  # without a terminal, too
+
+
+def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="--ranks many: a number"):
+        main(["--ranks", "many"])
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=r"--ranks 2: .*not together with another launcher"):
+        main(["--ranks", "2"])

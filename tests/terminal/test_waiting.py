@@ -1,0 +1,26 @@
+"""A bar appears where a wait is long and somebody looks, and nowhere else."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ecgmatch_dist.terminal import waiting
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_the_bar_waits_and_counts(monkeypatch: pytest.MonkeyPatch, terminal: bool, patience: float) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", patience)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    assert list(waiting.track(iter("abc"), "letters", 3, console)) == ["a", "b", "c"]
+    assert ("letters" in out.getvalue()) == (terminal and not patience)
+    if terminal and not patience:
+        assert "3/3" in out.getvalue()
+
+
+def test_time_left() -> None:
+    assert [waiting.time_left(*case) for case in ((0, 5, 1.0), (10, 0, 1.0))] == ["", ""]
+    cases = ((10, 20, 5.0, "10 s"), (10, 3600, 10.0, "60 min"), (1, 7200, 2.0, "4 h"))
+    assert [waiting.time_left(*case[:3]) for case in cases] == [case[3] for case in cases]

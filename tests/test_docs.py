@@ -1,0 +1,102 @@
+"""The documentation names only what is there: every command in it is read by the real parsers, every link leads somewhere."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ecgmatch_dist import cli
+from tests.support.commands import check_command
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = {".venv", "demo", "runs", "lab-demo"}
+PAGES = [path for path in sorted(ROOT.glob("**/*.md")) if not LEFT_OUT & {*path.relative_to(ROOT).parts}]
+RECIPES = [*sorted(ROOT.glob("launch/*.toml")), *sorted(ROOT.glob("shards/**/*.toml"))]
+OUR_COMMAND = re.compile(r"(?:^|[\s;])((?:torchrun\b[^;|]*?-m |python3? -m )ecgmatch_dist\S*.*|ecgmatch(?= [a-z]).*)")
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Lines of fenced and indented blocks, with continuation lines joined."""
+    fenced = False
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            while line.endswith("\\"):
+                line = line[:-1] + next(lines)
+            yield line
+
+
+def commands(page: Path) -> list[str]:
+    """Our commands in the blocks of a page or in the comments of a recipe; one with `...` or CAPITALS is a description."""
+    text = page.read_text(encoding="utf-8")
+    lines = blocks(text) if page.suffix == ".md" else (line[2:] for line in text.splitlines() if line.startswith("# "))
+    found = []
+    for line in lines:
+        if match := OUR_COMMAND.search(line):
+            command = re.split(r"\s{2,}|\s(?:#|\||>|&)|;", match[1].strip())[0]
+            if "..." not in command and not re.search(r"\s(?:[A-Z]{3,}\b|\[)", command):
+                found.append(re.sub(r"\$\{?\w+\}?", "1", command))  # variables of a loop
+    return found
+
+
+def mentions(page: Path) -> list[str]:
+    """Commands that a sentence mentions, perhaps without the arguments that they need."""
+    spans = re.findall(
+        r"`ecgmatch ([^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    )
+    return [span for span in spans if re.match("[a-z]", span)]
+
+
+LINES = [(page, command) for page in [*PAGES, *RECIPES] for command in dict.fromkeys(commands(page))]
+
+
+def test_the_commands_are_found() -> None:
+    """Otherwise the tests below would say nothing."""
+    assert {"README.md", "slurm.md", "experiments.md", "own-data.md", "ladder.toml"} <= {page.name for page, _ in LINES}
+    assert len(LINES) > 40
+
+
+@pytest.mark.parametrize(("page", "command"), LINES, ids=[f"{p.stem}: {c[:60]}" for p, c in LINES])
+def test_every_command_is_one(page: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        check_command(command)
+    except SystemExit:
+        told = capsys.readouterr()
+        pytest.fail(f"{page.name}: {command}\n{told.out}{told.err}")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if mentions(page)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_every_command_that_a_sentence_mentions_has_these_options(page: Path) -> None:
+    for span in mentions(page):
+        words = span.split()
+        if cli.is_group(words[0]) and words[1:] in ([], ["--help"]):
+            continue
+        name = " ".join(words[:2]) if " ".join(words[:2]) in cli.COMMANDS else words[0]
+        assert name in cli.COMMANDS, span
+        flags = {word.split("=")[0] for word in words if word.startswith("--")} - {"--help", "--help-all"}
+        if name == "train" and flags:
+            check_command(f"ecgmatch {span}")
+        elif name != "bench":
+            known = {f"--{option.replace('_', '-')}" for option in inspect.signature(cli.load(name)).parameters}
+            assert flags <= known, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, part in re.findall(r"\]\(([^)#:\s]*)(#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if part and file.suffix == ".md":
+            assert part[1:] in anchors(file), f"{target}{part}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
