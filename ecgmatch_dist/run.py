@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner, build_learner
 from ecgmatch_dist.losses import annotation_weights
 from ecgmatch_dist.measurements.opinion import Opinion
-from ecgmatch_dist.measurements.trees import MeasurementTrees
+from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -212,15 +213,11 @@ class Run:
     def second_opinion(self) -> Opinion:
         """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
 
-        def fit() -> MeasurementTrees:
-            signals = self.store.read(self.rows["labelled"])
-            rate, threads = self.store.preprocess.rate, torch.get_num_threads()
-            return MeasurementTrees(signals, self.labels["labelled"], rate, self.seed, threads)
-
         def validate(model: torch.nn.Module) -> Predictions:
             labels = self.labels["validation"]
             return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
+        fit = partial(fit_trees, self.store, self.rows["labelled"], self.labels["labelled"], self.seed)
         return Opinion(fit, validate, self.logger.say)
 
     def fit_probe(self) -> None:

@@ -4,14 +4,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.labels import known
 from ecgmatch_dist.data.split_file import Split
-from ecgmatch_dist.measurements.trees import MeasurementTrees
+from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.metrics import macro_ap
 from ecgmatch_dist.readiness import open_store
 from ecgmatch_dist.record.folder import RunFolder
@@ -44,8 +43,7 @@ def measured(split: Split, path: Path, shards: str, runs: Path | None) -> list[s
     store = open_store(Config(split=path, shards=shards), split)
     labels = split.all_labels(store)
     rows = {part: store.rows(ids) for part, ids in split.parts.items()}
-    rate, threads = store.preprocess.rate, torch.get_num_threads()
-    trees = MeasurementTrees(store.read(rows["labelled"]), labels["labelled"], rate, split.seed, threads)
+    trees = fit_trees(store, rows["labelled"], labels["labelled"], split.seed)
 
     def reached(part: str) -> str:
         looked = known(labels[part])

@@ -1,10 +1,12 @@
 """Randomised trees from measurements to diagnoses, one forest per class."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 
 from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.measurements.measure import measure
 
 TREES = 300
@@ -42,6 +44,11 @@ class MeasurementTrees:
             for forest in self.forests
         ]
         return np.stack(columns, 1)
+
+
+def fit_trees(store: ShardStore, rows: NDArray[np.int64], labels: NDArray[np.uint8], seed: int) -> MeasurementTrees:
+    """Trees fitted to these rows of the shards, by as many threads as torch computes with."""
+    return MeasurementTrees(store.read(rows), labels, store.preprocess.rate, seed, torch.get_num_threads())
 
 
 def measure_all(signals: NDArray[np.floating], rate: float) -> NDArray[np.float32]:
