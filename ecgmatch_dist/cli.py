@@ -29,6 +29,7 @@ COMMANDS = {
     "cancel": ("ecgmatch_dist.launch.status:cancel", "cancel the jobs of a sweep"),
     "choose": ("ecgmatch_dist.launch.choose:choose", "rank the settings of a sweep by validation MAP"),
     "predict": ("ecgmatch_dist.predict.command:main", "new ECGs -> classes, probabilities and their reasons"),
+    "export": ("ecgmatch_dist.export.command:main", "a model as a folder for others, with an ONNX graph"),
     "monitor": ("ecgmatch_dist.record.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),
     "plan": ("ecgmatch_dist.capacity.command:main", "estimate memory, traffic and time on a cluster"),

@@ -35,6 +35,7 @@ FLOW = (
     "arguments",
     "train",
     "predict",
+    "export",
     "report",
     "launch",
     "doctor",

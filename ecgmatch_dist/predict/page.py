@@ -23,7 +23,7 @@ from ecgmatch_dist.predict.read import Reader, label
 from ecgmatch_dist.predict.result import Case, Prediction
 from ecgmatch_dist.record.result import Result, read_result
 
-SMALLEST = 0.2  # logits; a class that nothing moves by more than this is drawn in pale colours
+SMALLEST = 0.05  # logits; where no piece changes more, colours are pale: the evidence is spread over the recording
 TEMPLATES = Environment(loader=PackageLoader("ecgmatch_dist.predict", "."), autoescape=True, trim_blocks=True)
 
 

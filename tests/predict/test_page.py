@@ -10,11 +10,13 @@ import pytest
 from ecgmatch_dist.predict import command
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.influence import influence
+from ecgmatch_dist.predict.known import KnownSignals
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.paper import Picture
 from ecgmatch_dist.predict.prepare import prepare
 from ecgmatch_dist.predict.read import Reader, RecordRef
 from tests.support.prediction import ecg, write_model, write_record
+from tests.support.shard_factory import make_shards
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,25 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     assert "F2" in page
     assert 'data-mark="CD"' in page
     assert "Not a medical device" in (tmp_path / "pages" / "index.html").read_text()
+
+
+def test_pictures_of_known_cases(tmp_path: Path) -> None:
+    """Those of the shards, if they were made as the model's input is."""
+    run = write_model(tmp_path / "run")
+    for part in ("labelled", "validation"):
+        path = run / "predictions" / f"{part}.npz"
+        arrays = dict(np.load(path)) | {"ids": np.array([f"chapman/chapman{i:05}" for i in range(20)])}
+        np.savez(path, **arrays)
+    signals = make_shards(tmp_path / "shards", "chapman", 20, 1024)
+    record = str(write_record(tmp_path, "N1", ecg()))
+    command.main(run, (record,), pages=tmp_path / "pages", shards=str(tmp_path / "shards"), nearest=2)
+    page = (tmp_path / "pages" / "N1.html").read_text()
+    assert page.count("<svg") == 4  # the recording, the recording as the model sees it, two cases
+    assert "No pictures" not in page
+    model = Predictor(run, "cpu")
+    assert np.array_equal(KnownSignals(model, str(tmp_path / "shards")).read("chapman/chapman00007"), signals[7])
+    make_shards(tmp_path / "other", "chapman", 20, 512)
+    assert "another preprocessing" in KnownSignals(model, str(tmp_path / "other")).why_not
 
 
 def test_occlusion_finds_the_lead_that_counts(run: Path) -> None:

@@ -1,0 +1,47 @@
+"""README.md of an exported model: the run's model card, and how to call the model."""
+
+from typing import Any
+
+from ecgmatch_dist.predict.model import Predictor
+
+HEAD = """---
+library_name: ecgmatch-dist
+tags: [ecg, 12-lead, multi-label, not-a-medical-device]
+---
+
+"""
+USE = """
+## Use
+
+```python
+import ecgmatch_dist as em
+
+answer = em.load("this/folder").predict(signal, rate=500, leads=[...])
+answer.calibrated, answer.predicted, answer.flags
+```
+"""
+ONNX = """
+Without this package, by any ONNX runtime:
+
+```python
+session = onnxruntime.InferenceSession("model.onnx")
+probability, calibrated, predicted, features = session.run(None, {{"signal": signal}})
+```
+
+`signal`: float32 [recordings, 12, {samples}], in mV, at {rate:g} Hz, no missing values, leads {leads}.
+Resampling, filter, z-score, crops, calibration and thresholds are inside the graph. Classes: {classes}.
+"""
+MEANING = """
+`probability` is the network's output; `calibrated` can be read as a frequency; `predicted` is the output at the thresholds
+that maximise F2 on the validation part.
+
+**For research. Not a medical device.** This model has not been validated for any clinical decision.
+"""
+
+
+def card(model: Predictor, graph: dict[str, Any] | None) -> str:
+    """The card in Markdown. `graph`: what `onnx_file.about` says; None: there is no graph."""
+    own = model.folder / "model_card.md"
+    known = own.read_text(encoding="utf-8") if own.is_file() else f"# {model.folder.name}\n"
+    lists = {name: ", ".join(graph[name]) for name in ("leads", "classes")} if graph else {}
+    return HEAD + known + USE + (ONNX.format(**(graph | lists)) if graph else "") + MEANING

@@ -1,0 +1,88 @@
+"""`ecgmatch export`: a folder that holds a model and all that is needed to use it, in the usual layout of a model hub."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from ecgmatch_dist import resources
+from ecgmatch_dist.data.formats.recording import Rejected
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.export.card import card
+from ecgmatch_dist.export.onnx_file import about, check_onnx, check_signals, need_onnx, write_onnx
+from ecgmatch_dist.files.atomic import write_atomic, write_json, write_text
+from ecgmatch_dist.predict.files import find_files
+from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.read import Reader
+from ecgmatch_dist.record.calibration import to_file
+
+
+def main(
+    run: tyro.conf.Positional[Path],
+    /,
+    to: Path,
+    rate: float = 500.0,
+    seconds: float = 10.0,
+    check: tuple[Path, ...] = (),
+    onnx: bool = True,
+) -> None:
+    """Write a model to a folder: model.safetensors, config.json, README.md (the model card), model.onnx.
+
+    `em.load` reads the folder. The ONNX graph takes raw signals of one rate and length; all preprocessing is inside it. The
+    folder holds no recordings: a model that was loaded from it names no nearest cases.
+
+    Args:
+        run: The run's folder.
+        to: The new folder.
+        rate: Samples per second of the signals that the graph takes.
+        seconds: Their length.
+        check: Recordings of that rate and length (files or folders), on which the graph is compared with `predict`.
+        onnx: Write the graph, too (extra `onnx`).
+    """
+    if onnx:
+        need_onnx()
+    if to.exists() and any(to.iterdir()):
+        raise UserError(f"{to}: not empty; remove it, or give another --to")
+    samples = round(rate * seconds)
+    if rate < 1 or samples < 2:
+        raise UserError(f"rate = {rate:g}, seconds = {seconds:g}: at least 1 sample per second, and two samples")
+    model = Predictor(run, "cpu", nearest=0)
+    to.mkdir(parents=True, exist_ok=True)
+    write_folder(to, model, about(model, rate, samples) if onnx else None)
+    if onnx:
+        write_atomic(to / "model.onnx", lambda path: write_onnx(path, model, rate, samples))
+        signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
+        worst = check_onnx(to / "model.onnx", model, rate, signals)
+        print(f"{to / 'model.onnx'}: {len(signals)} recordings, at most {worst:.1e} from `predict`")
+    print(f"{to}: exported")
+
+
+def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> None:
+    """All files but the graph."""
+    shutil.copyfile(model.weights, to / "model.safetensors")
+    shutil.copyfile(resources.find("shards/labels", model.notes.scheme), to / "labels.toml")
+    write_json(to / "calibration.json", to_file(model.calibration))
+    names = dict(zip(model.classes, model.scheme.classes, strict=True))
+    notes = asdict(model.notes) | {"name": model.folder.name, "names": names}
+    write_json(to / "config.json", notes | {"calibration": to_file(model.calibration), "onnx": graph})
+    write_text(to / "README.md", card(model, graph))
+
+
+def originals(model: Predictor, paths: tuple[Path, ...], rate: float, samples: int) -> list[Any]:
+    """Signals [1, 12, samples] of the recordings that the graph can take."""
+    if not paths:
+        return []
+    reader, found = Reader(model.inputs), []
+    for ref in find_files(paths):
+        try:
+            recording = reader.read(ref)
+        except Rejected:
+            continue
+        if recording.rate == rate and recording.signal.shape[1] == samples and np.isfinite(recording.signal).all():
+            found.append(recording.signal[None])
+    if not found:
+        raise UserError(f"--check: no recording of {samples} samples at {rate:g} Hz in {', '.join(map(str, paths))}")
+    return found
