@@ -23,7 +23,10 @@ from ecgmatch_dist.bank.faiss_backends import (
 )
 from ecgmatch_dist.errors import UserError
 
-MARGINS = 8, 128  # candidates beyond k of the first and of the second look: rounding seldom makes a last one necessary
+MARGINS: tuple[int, ...] = (
+    8,
+    128,
+)  # candidates beyond k of the first and of the second look: rounding seldom makes a last one necessary
 QUERIES, CHUNK, BLOCK = 512, 16384, 64  # tile of the torch backend, measured fastest on CPU: 32 MB of scores
 CHUNK_CUDA = 131_072  # on a GPU each tile costs launches, not cache: 256 MB of scores
 ELEMENTS = 1 << 22  # per fp64 temporary: 32 MB
@@ -218,13 +221,18 @@ def _surplus_copies(z: Tensor, k: int) -> Tensor:
 
 
 class ExactSearch:
-    """An exact backend with the interface that the bank uses."""
+    """An exact backend with the interface that the bank uses. If most queries needed a second look, later searches begin with
+    it: the results are the same."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.backend = name, BACKENDS[name]
+        self.name, self.backend, self.margins = name, BACKENDS[name], MARGINS
 
     def search(self, q: Tensor, z: Tensor, k: int) -> Candidates:
-        return exact_search(q, z, k, self.backend)
+        looks: list[int] = []
+        found = exact_search(q, z, k, self.backend, self.margins, looks)
+        if self.margins == MARGINS and 2 * sum(looks[1:2]) > len(q):
+            self.margins = MARGINS[1:]
+        return found
 
     def changed(self, z: Tensor, rows: Tensor) -> None:
         """Nothing to do: exact backends read the bank directly."""

@@ -71,9 +71,10 @@ def read_features(path: Path) -> Tensor:
     return normalise(torch.from_numpy(found))
 
 
-def grown(features: Tensor, rows: int, seed: int, nearest: int = 8, noise: float = 0.25) -> Tensor:
+def grown(features: Tensor, rows: int, seed: int, nearest: int = 2, noise: float = 0.1) -> Tensor:
     """Features of a model, repeated to `rows` with small noise: each copy takes a random step along the differences to its
-    nearest rows. Noise in all D directions would lie: features fill few dimensions, and therefore lie close together."""
+    two nearest rows, so that the gaps between neighbours shrink as 1 / n, as those of real features do. Noise in all D
+    directions would lie: rows would stay far apart."""
     g = torch.Generator().manual_seed(seed)
     near = exact_search(features, features, nearest + 1, torch_candidates).rows[:, 1:]
     out = torch.empty(rows, features.shape[1])

@@ -11,18 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ecgmatch_dist.bank.memory import step_bytes
-from ecgmatch_dist.capacity.cost import (
-    GPUS,
-    USABLE,
-    Cluster,
-    collectives,
-    fits_memory,
-    memory,
-    recommend,
-    shard_groups,
-    times,
-    warnings,
-)
+from ecgmatch_dist.capacity.advice import recommend, warnings
+from ecgmatch_dist.capacity.cost import GPUS, USABLE, Cluster, collectives, fits_memory, memory, shard_groups
+from ecgmatch_dist.capacity.timing import binding, enough, scaling, times
 from ecgmatch_dist.errors import UserError
 
 
@@ -71,15 +62,33 @@ def show(c: Cluster, L: int) -> None:
     for i in range(max(map(len, parts))):
         table.add_row(*(word for part in parts for word in (part[i] if i < len(part) else ("", ""))))
     console.print(table)
+    console.print(
+        f"the step is bound by: {binding(c, L)}. With this global batch, more than {enough(c):,} GPUs hardly help.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    show_scaling(c, console)
     setting = {c.gpus: "world", min(c.gpus, c.gpus_per_node): "node"}.get(L, L)
     precision = "bf16" if c.half else "fp32"
-    backend = "auto (exact: torch or faiss-gpu, timed at start)"
+    backend = "'faiss' (exact; knn_gpu or a resident index, timed at start)"
     lines = [
         f"bank.shard_group = {setting!r}, bank.backend = {backend}, runtime.precision = {precision!r} (the bank stays in fp32)",
         f"optim.unlabelled_batch = {c.batch * c.gpus}, optim.labelled_batch = {c.labelled * c.gpus} (settings are global)",
     ]
     for line in [*lines, *(f"WARNING: {text}" for text in warnings(c, L))]:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def show_scaling(c: Cluster, console: Console) -> None:
+    """The same global batch on more GPUs, and a batch that grows with them."""
+    for grows in (False, True):
+        title = f"B_u = {c.batch} per GPU" if grows else f"B_u = {c.batch * c.gpus:,} over all GPUs"
+        table = Table(
+            "GPUs", "per GPU", "step (estimate)", "recordings/s", "bound by", title=title, title_justify="left"
+        )
+        for x in scaling(c, grows=grows):
+            table.add_row(f"{x.gpus:,}", f"{x.batch:,}", f"{1e3 * x.seconds:.1f} ms", f"{x.rate:,.0f}", x.binds)
+        console.print(table)
 
 
 def draw(c: Cluster, out: Path) -> None:

@@ -1,13 +1,13 @@
-"""What a step of ECGMatch costs on a cluster: memory, bytes, time. From that, the best shard group and warnings.
+"""What a step of ECGMatch costs on a cluster: memory and bytes. `timing.py` has the time, `advice.py` what follows from it.
 
 Symbols: W ranks (one per GPU), G GPUs per node, L ranks per shard group, R = W/L copies of the bank, b unlabelled and b/7
 labelled recordings per GPU, N rows of the bank, D features, C classes, K neighbours.
 
 Exact: memory of bank, parameters and gradients; bytes of each collective, tested against the code at 64 and 1,024 ranks.
-Counted on the network: activations and operations. Estimated: temporaries; times, at 60 % of the data sheet's rates.
+Counted on the network: activations and operations. Estimated: temporaries.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,7 +20,6 @@ from ecgmatch_dist.bank.search import CHUNK, MARGINS, QUERIES
 from ecgmatch_dist.network.backbones.base import LEADS
 from ecgmatch_dist.network.model import build_model
 
-EFFICIENCY = 0.6  # of the data sheet's rates
 USABLE = 0.9  # of a GPU's memory: CUDA, NCCL and the allocator need the rest
 
 
@@ -171,7 +170,11 @@ def collectives(c: Cluster, shard_group: int) -> list[Collective]:
     network = c.network
     statistics = c.classes**2 + c.classes + 1
     out.append(ring("correlation", [8 * statistics] * 2))
-    out.append(ring("batchnorm", [8 * (2 * n + 1) for n in network.norms] + [8 * 2 * n for n in network.norms]))
+    # On GPUs: mean, deviation and count of every rank are gathered in the forward, two sums are reduced in the backward.
+    backward = ring("batchnorm", [4 * 2 * n for n in network.norms])
+    each = sum(4 * (2 * n + 1) for n in network.norms)
+    near = min(G, W) - 1
+    out.append(Collective("batchnorm", W, backward.inside + near * each, backward.between + (W - 1 - near) * each))
     out.append(ring("gradients", [4 * network.parameters]))
     return out
 
@@ -195,39 +198,6 @@ def memory(c: Cluster, shard_group: int) -> dict[str, int]:
     }
 
 
-def times(c: Cluster, shard_group: int) -> dict[str, float]:
-    """Seconds of a step's parts. Exchange and search overlap with the training forward."""
-    network, gpu = c.network, c.gpu
-    views = c.labelled + 2 * c.batch
-    rate = 1e12 * EFFICIENCY * (gpu.bf16 or gpu.fp32)
-    bandwidth = 1e9 * EFFICIENCY * gpu.bandwidth
-    # Each pass writes and reads a layer's values about three times. In a small network this takes longer than the products.
-    traffic = 3 * views * network.saved / bandwidth
-    forward = max(views * network.forward / rate, traffic)
-    backward = max(views * network.backward / rate, 2 * traffic)
-    no_grad = max(2 * c.batch * network.forward / rate, 2 * 3 * c.batch * network.saved / bandwidth)
-    # The search is in fp32: the products, then one write and one read of the scores.
-    products = 2 * c.batch * c.bank * c.width / (1e12 * EFFICIENCY * gpu.fp32)
-    search = products + 2 * 4 * c.batch * c.bank / bandwidth
-    moved = {x.name: _seconds(x, gpu) for x in collectives(c, shard_group)}
-    exchange = sum(seconds for name, seconds in moved.items() if name.startswith("bank/"))
-    others = sum(moved.values()) - exchange
-    step = no_grad + max(forward, exchange + search) + backward + others
-    return {
-        "forward without gradient": no_grad,
-        "training forward": forward,
-        "backward": backward,
-        "exchange": exchange,
-        "search": search,
-        "gradients, batchnorm": others,
-        "step": step,
-    }
-
-
-def _seconds(x: Collective, gpu: GPU) -> float:
-    return x.inside / (1e9 * EFFICIENCY * gpu.inside) + x.between / (1e9 * EFFICIENCY * gpu.between)
-
-
 def fits_memory(c: Cluster, shard_group: int) -> bool:
     return sum(memory(c, shard_group).values()) <= USABLE * c.gpu.memory * 2**30
 
@@ -237,50 +207,3 @@ def shard_groups(c: Cluster) -> list[int]:
     W, G = c.gpus, min(c.gpus, c.gpus_per_node)
     wanted = {2**i for i in range(11) if 2**i <= G} | {G * 2**i for i in range(11) if G * 2**i <= W} | {1, G, W}
     return sorted(L for L in wanted if W % L == 0)
-
-
-def recommend(c: Cluster) -> int:
-    """The shard group with the shortest step among those that fit into memory (all ranks if none does). Among those within 1 %,
-    a node's ranks, else the smallest bank."""
-    possible = [L for L in shard_groups(c) if fits_memory(c, L)] or [c.gpus]
-    best = min(times(c, L)["step"] for L in possible)
-    near = [L for L in possible if times(c, L)["step"] <= 1.01 * best]
-    return min(near, key=lambda L: (min(c.gpus_per_node, c.gpus) != L, memory(c, L)["bank"]))
-
-
-def warnings(c: Cluster, L: int) -> list[str]:
-    """What will fail or be slow, each with the remedy."""
-    out = []
-    if c.gpus % min(c.gpus, c.gpus_per_node):
-        out.append(
-            f"{c.gpus} GPUs are not a multiple of {c.gpus_per_node} per node: shard groups would span nodes unevenly"
-        )
-    if c.batch * c.gpus > c.bank:
-        most = max(1, c.bank // c.gpus)
-        out.append(
-            f"the global batch, {c.batch * c.gpus:,}, is larger than the bank, {c.bank:,}: the run would be refused; "
-            f"take --batch {most} or fewer GPUs"
-        )
-    need, have = sum(memory(c, L).values()), USABLE * c.gpu.memory * 2**30
-    if need > have:
-        fewer = next(
-            (b for b in (c.batch // 2**i for i in range(1, 10)) if b and fits_memory(replace(c, batch=b), L)), None
-        )
-        larger = next((other for other in shard_groups(c) if other > L and fits_memory(c, other)), None)
-        remedy = f"--batch {fewer}" if fewer else f"bank.shard_group = {larger}" if larger else "a smaller bank"
-        out.append(f"{need / 2**30:.0f} GiB do not fit into the {have / 2**30:.0f} usable GiB of a GPU: take {remedy}")
-    t = times(c, L)
-    if t["exchange"] + t["search"] > t["training forward"]:
-        slow = "search" if t["search"] > t["exchange"] else "exchange"
-        remedy = (
-            "a smaller bank, or bank.backend = 'faiss-ivf' (approximate, searches in the host's memory)"
-            if slow == "search"
-            else "bank.shard_group = 'node', or fewer GPUs with a larger batch each"
-        )
-        out.append(
-            f"exchange and search, {1e3 * (t['exchange'] + t['search']):.0f} ms, take longer than the training forward that "
-            f"hides them, {1e3 * t['training forward']:.0f} ms; most of it is the {slow}: take {remedy}"
-        )
-    if not c.half:
-        out.append("this GPU has no bf16: set runtime.precision = 'fp32'")
-    return out

@@ -147,6 +147,17 @@ def test_a_lost_tie_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (exact_search(q, z, 5, high_rows).rows == -7).all()
 
 
+def test_a_crowded_bank_is_searched_with_more_candidates_at_once() -> None:
+    z = normalise(points("random", 1, 16) + 1e-4 * points("random", 3000, 16, seed=1))
+    searcher, truth = ExactSearch("torch"), reference_search(z[:20], z, 5)
+    assert same(searcher.search(z[:20], z, 5), truth)
+    assert searcher.margins == (128,)
+    assert same(searcher.search(z[:20], z, 5), truth)
+    loose = ExactSearch("torch")
+    loose.search(points("random", 20, 64, seed=1), points("random", 3000, 64), 5)
+    assert loose.margins == (8, 128)
+
+
 def test_few_queries_are_searched_twice() -> None:
     looks: list[int] = []
     exact_search(points("random", 100, 64, seed=1), points("random", 20000, 64), 5, torch_candidates, looks=looks)

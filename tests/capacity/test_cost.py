@@ -14,29 +14,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.bank.memory import MemoryBank
+from ecgmatch_dist.capacity.advice import recommend, warnings
 from ecgmatch_dist.capacity.command import main
-from ecgmatch_dist.capacity.cost import (
-    GPUS,
-    Cluster,
-    collectives,
-    fits_memory,
-    memory,
-    network_cost,
-    recommend,
-    shard_groups,
-    times,
-    warnings,
-)
+from ecgmatch_dist.capacity.cost import GPUS, Cluster, collectives, fits_memory, memory, network_cost, shard_groups
+from ecgmatch_dist.capacity.timing import binding, enough, scaling, times
 from ecgmatch_dist.config import Augment, Model
 from ecgmatch_dist.distributed.collectives import traffic
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.ecgmatch import ECGMatch, ECGMatchSettings
 from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.network import batchnorm
 from ecgmatch_dist.network.batchnorm import convert_batchnorm
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
+from tests.support.native_norm import kernels
 
 H100 = GPUS["h100"]
 SMALL = Cluster(64, 8, 3000, 2, 16, 128, 5, 3, replace(H100, bf16=0))
@@ -85,9 +78,10 @@ def real_step(c: Cluster, shard_group: int) -> tuple[dict[str, int], MemoryBank]
 
 
 @pytest.mark.parametrize(("world", "shard_group"), [(64, 1), (64, 8), (64, 64), (1024, 8), (1024, 1024)])
-def test_bytes_are_those_of_the_code(world: int, shard_group: int) -> None:
+def test_bytes_are_those_of_the_code(world: int, shard_group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     c = replace(SMALL, gpus=world)
-    with fake_ranks(world):
+    monkeypatch.setattr(batchnorm, "has_kernels", lambda device: True)  # as on GPUs
+    with kernels("CPU"), fake_ranks(world):
         received, bank = real_step(c, shard_group)
     planned = {x.name: x.total for x in collectives(c, shard_group) if x.total}
     planned["all_sum"] = planned.pop("correlation")
@@ -145,6 +139,20 @@ def test_search_time_is_products_and_scores() -> None:
     c = replace(BIG, bank=1_000_000)
     assert 1e3 * times(c, 8)["search"] == pytest.approx(115 / (0.6 * 67) + 3.584 / (0.6 * 3.35), rel=0.01)
     assert times(c, 1)["search"] == times(c, 1024)["search"]
+
+
+def test_more_gpus_do_not_help_when_the_host_binds() -> None:
+    """The paper's batch on H100s: a few GPUs compute it as fast as a host launches the step."""
+    c = replace(BIG, gpus=8, batch=56, bank=66_000)
+    fixed, grown = (list(scaling(c, grows=grows)) for grows in (False, True))
+    assert [x.gpus for x in fixed] == [x.gpus for x in grown] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(x.batch * x.gpus == 448 for x in fixed)
+    assert fixed[0].binds == "network"
+    assert fixed[-1].binds == "launches"
+    assert fixed[-1].seconds == fixed[-2].seconds == times(c, 8)["launches"]
+    assert enough(c) < 64
+    assert grown[-1].rate > 7 * grown[3].rate  # a batch that grows with the GPUs keeps them busy
+    assert binding(replace(BIG, bank=100_000_000), 8) == "search"
 
 
 def test_recommendation() -> None:

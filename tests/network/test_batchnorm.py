@@ -72,7 +72,7 @@ def test_gpu_path_is_one_rank_s_batchnorm(shares: list[int], gpu_path: None) -> 
 
 
 def test_gpu_path_reads_nothing_and_keeps_bf16(gpu_path: None) -> None:
-    """One of eight ranks on `meta`, in the types of autocast: 31 + 31 operations per layer would be the plain path."""
+    """One of eight ranks on `meta`, in the types of autocast."""
     dist.init_process_group("cpu:fake,meta:fake", rank=0, world_size=8, store=FakeStore())
     try:
         traffic.reset()
