@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ecgmatch_dist.data.stream import FiniteBatch
 from ecgmatch_dist.distributed.collectives import all_gather, gather_uneven
 from ecgmatch_dist.network.crops import over_crops
+from ecgmatch_dist.network.student import autocast
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ class Best:
 
 @torch.no_grad()
 def predict_share(
-    model: nn.Module, batches: Iterable[FiniteBatch], device: torch.device, dtype: torch.dtype, crop: int = 0
+    model: nn.Module,
+    batches: Iterable[FiniteBatch],
+    device: torch.device,
+    dtype: torch.dtype,
+    crop: int = 0,
+    precision: str = "fp32",
 ) -> tuple[Tensor, Tensor]:
     """This rank's m recordings, without padding -> ids [m], and probabilities and features side by side [m, C + D].
 
@@ -58,7 +64,8 @@ def predict_share(
         for batch in batches:
             if batch.valid.any():
                 x = torch.from_numpy(batch.x[batch.valid]).to(device, non_blocking=True).to(dtype)
-                z, logits = over_crops(model, x, crop)
+                with autocast(device, precision):
+                    z, logits = (t.to(dtype) for t in over_crops(model, x, crop))
                 ids.append(torch.from_numpy(batch.ids[batch.valid]))
                 rows.append(torch.cat([logits.sigmoid(), z], 1))
     finally:
@@ -75,12 +82,14 @@ def predict(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     crop: int = 0,
+    precision: str = "fp32",
 ) -> Predictions:
-    """Predict the batches of all ranks and gather the results. `labels` [n, C] of the whole part, by id. `crop`: `over_crops`.
+    """Predict the batches of all ranks and gather the results. `labels` [n, C] of the whole part, by id. `crop`: `over_crops`;
+    `precision`: as in training.
 
     Ranks may have any number of recordings, also none, but each recording must be on exactly one rank.
     """
-    ids, rows = predict_share(model, batches, device, dtype, crop)
+    ids, rows = predict_share(model, batches, device, dtype, crop, precision)
     width = int(all_gather(torch.tensor(rows.shape[1], device=device)).max())  # unknown to a rank without rows
     ids = gather_uneven(ids, name="evaluate")
     rows = gather_uneven(rows.reshape(-1, width), name="evaluate")

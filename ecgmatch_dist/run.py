@@ -16,12 +16,12 @@ from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.labels import UNKNOWN, known, load_scheme
 from ecgmatch_dist.data.split_file import Split, digest
-from ecgmatch_dist.data.store import LoadedPart, ShardStore
-from ecgmatch_dist.data.stream import Batch, FiniteBatch, Stream, finite
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stream import Batch, FiniteBatch, LoadedPart, Stream, finite
 from ecgmatch_dist.data.unlabelled import open_stream
 from ecgmatch_dist.data.web_stream import WebStream
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, barrier
-from ecgmatch_dist.distributed.session import Ranks, to_device
+from ecgmatch_dist.distributed.session import Ranks, host_buffer, to_device
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.errors import require
 from ecgmatch_dist.evaluate import Best, Predictions, predict
@@ -41,7 +41,7 @@ from ecgmatch_dist.record.result import Result
 from ecgmatch_dist.record.weights import ModelNotes
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.dcp import Rows
-from ecgmatch_dist.recovery.finite import FiniteCheck
+from ecgmatch_dist.recovery.finite import FiniteCheck, named
 
 LABELLED, UNLABELLED = 1, 2  # give the two streams of a run different seeds
 
@@ -91,9 +91,10 @@ class Run:
 
     def batches(self) -> Iterator[tuple[Batch | None, Batch | None]]:
         """This rank's share of the global batches, from the current step on."""
-        start, stop, readers = self.step, self.config.optim.steps, self.config.runtime.readers
+        start, stop = self.step, self.config.optim.steps
+        readers = self.config.runtime.readers or (8 if self.ranks.device.type == "cuda" else 2)
         labelled = self.labelled.iterate(start, stop, readers=1) if self.labelled else None
-        unlabelled = self.unlabelled.iterate(start, stop, readers=readers) if self.unlabelled else None
+        unlabelled = self.unlabelled.iterate(start, stop, readers, max(4, readers)) if self.unlabelled else None
         for step in range(start, stop):
             with during("reading", step + 1):
                 batches = next(labelled) if labelled else None, next(unlabelled) if unlabelled else None
@@ -111,16 +112,9 @@ class Run:
     def recordings(self, step: int) -> tuple[list[str], list[str]]:
         """database/key of the recordings in this rank's batches of `step` (from 1), and of those that are not finite."""
         streams = {"labelled": self.labelled, "unlabelled": self.unlabelled}
-        names: list[str] = []
-        wrong: list[str] = []
-        for part, stream in streams.items():
-            if stream is not None:
-                batch, known = stream[step - 1], self.ids(part)
-                own = [known[i] for i in batch.ids]
-                finite = np.isfinite(batch.x.reshape(len(own), -1).astype(np.float32).sum(1)).tolist()
-                names += own
-                wrong += [name for name, ok in zip(own, finite, strict=True) if not ok]
-        return names, wrong
+        parts = [named(stream[step - 1], self.ids(part)) for part, stream in streams.items() if stream is not None]
+        names, wrong = zip(*parts, strict=True)
+        return sum(names, []), sum(wrong, [])
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every unlabelled signal once; see `methods.views.Pass`."""
@@ -129,7 +123,9 @@ class Run:
 
     def _once(self, part: str, limit: int | None = None, title: str = "") -> Iterator[FiniteBatch]:
         """One pass over a part, or over its first `limit` recordings, with a bar if it has a title."""
-        batch, share = self.config.evaluate.batch, (self.ranks.rank, self.ranks.world)
+        share = (self.ranks.rank, self.ranks.world)
+        # The size of a forward pass is for a whole CPU machine, or for one GPU.
+        batch = self.config.evaluate.batch * (self.ranks.world if self.ranks.device.type == "cuda" else 1)
         if part == "unlabelled" and isinstance(self.unlabelled, WebStream):
             return self.unlabelled.once(batch, limit)
         rows = self.rows[part][:limit]
@@ -207,8 +203,10 @@ class Run:
 
     def predict(self, part: str, limit: int | None = None) -> Predictions:
         """Predictions of a part, or of its first `limit` recordings, on every rank."""
-        batches, crop = self._once(part, limit, f"predict {part}"), self.config.augment.crop
-        return predict(self.kept, batches, self.labels[part][:limit], self.ranks.device, self.y_b.dtype, crop)
+        device, crop = self.ranks.device, self.config.augment.crop
+        batches = self._once(part, limit, f"predict {part}")
+        precision = self.learner.student.precision if device.type == "cuda" else "fp32"
+        return predict(self.kept, batches, self.labels[part][:limit], device, self.y_b.dtype, crop, precision)
 
     def second_opinion(self) -> Opinion:
         """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
@@ -313,7 +311,8 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         labelled = Stream(loaded, np.arange(len(loaded.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
     if config.method.uses_unlabelled:
         order = (config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
-        unlabelled = open_stream(config.data, store, rows["unlabelled"], archive, *order)
+        buffer = partial(host_buffer, length=length, device=ranks.device)
+        unlabelled = open_stream(config.data, store, rows["unlabelled"], archive, *order, buffer)
     must_match = {"configuration": fingerprint, "manifest": digest(split.manifests), "split": split.sha256}
     must_match |= {"archive": archive.sha256} if len(archive) else {}
     logger = RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence)

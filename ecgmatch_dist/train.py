@@ -24,6 +24,7 @@ from ecgmatch_dist.arguments import parse, pop_option
 from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
+from ecgmatch_dist.distributed.devices import use_deterministic_algorithms
 from ecgmatch_dist.distributed.launcher import start_ranks, tell_launcher
 from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.distributed.whereabouts import during
@@ -162,9 +163,11 @@ def validate(run: Run, views: Views) -> None:
     run.folder.fence.check()
     logger = run.logger
     logger.scalars(run.step, "validation", scalars | run.diagnostics.summary())
-    logger.curves(run.step, run.classes, predictions.labels, predictions.probabilities)
-    images = run.learner.method.images(views)
-    logger.images(run.step, run.classes, images.signals, images.matrices)
+    every, steps = run.config.evaluate.every, run.config.optim.steps
+    if run.step in (every, steps) or due(run.step, 5 * every):  # not each time: all ranks wait while rank 0 draws
+        logger.curves(run.step, run.classes, predictions.labels, predictions.probabilities)
+        images = run.learner.method.images(views)
+        logger.images(run.step, run.classes, images.signals, images.matrices)
     mark = "kept" if run.best.step == run.step else f"best {run.best.map:.4f} at step {run.best.step}"
     logger.say(f"step {run.step}: validation MAP {metrics.map:.4f}, macro AUC {metrics.macro_auc:.4f} ({mark})")
 
@@ -251,8 +254,9 @@ def train(config: Config) -> RunFolder:
         ending_at_once(ranks.rank, ranks.world if mine else 1),
         Signals() as signals,
     ):
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(config.runtime.threads or max(1, cores // ranks.local_world))
+        torch.set_num_threads(config.runtime.threads or ranks.threads)
+        if config.runtime.deterministic and ranks.device.type == "cuda":
+            use_deterministic_algorithms()
         return train_run(config.settled(), ranks, signals)
 
 

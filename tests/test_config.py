@@ -76,6 +76,7 @@ EXECUTION = {
     *("split", "shards", "runs", "name", "tag", "data.rate", "data.length", "data.cache", "data.cache_gib"),
     *("bank.shard_group", "bank.backend", "bank.overlap"),
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.readers"),
+    "runtime.deterministic",
     *("runtime.log_every", "runtime.save_every", "runtime.timeout_minutes"),
 }
 ANOTHER_WAY_TO_EXECUTE = {
@@ -87,6 +88,7 @@ ANOTHER_WAY_TO_EXECUTE = {
     "search backend": Config(bank=Bank(backend="torch")),
     "shard group": Config(bank=Bank(shard_group=1)),
     "threads": Config(runtime=Runtime(threads=3)),
+    "deterministic": Config(runtime=Runtime(deterministic=True)),
     "checkpoints": Config(runtime=Runtime(save_every=7)),
 }
 ANOTHER_RESULT = {

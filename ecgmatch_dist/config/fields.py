@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ecgmatch_dist.config.as_json import as_json
 from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.method import MethodSettings, method_settings
-from ecgmatch_dist.config.roles import Role, added, draw, execution, role_of
+from ecgmatch_dist.config.roles import added, draw, execution
 from ecgmatch_dist.errors import require
 
 
@@ -179,8 +180,10 @@ class Runtime:
     """torch.compile the student's training forward; docs/gpus.md says what is not compiled."""
     threads: int = execution(0)
     """Computing threads per rank; 0: the cores of the node divided by its ranks."""
-    readers: int = execution(2)
-    """Threads per rank that read batches ahead."""
+    readers: int = execution(0)
+    """Threads per rank that read batches ahead; 0: two on a CPU, eight on a GPU."""
+    deterministic: bool = execution(False)
+    """On GPUs, only algorithms that give the same bits each time, at a cost (docs/gpus.md). On a CPU it is so anyway."""
     log_every: int = execution(10)
     """Steps between log lines."""
     save_every: int = execution(200)
@@ -306,28 +309,12 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         """Every setting, for `config_json.from_json`. The method's settings include its name."""
-        return _to_json(self)
+        return as_json(self)
 
     def fingerprint(self) -> str:
         """Hash of every setting that decides the result; the split and the shards are compared by their own checksums."""
-        value = _to_json(self, without=("execution",), older=True)
+        value = as_json(self, without=("execution",), older=True)
         value |= value.pop(
             "runtime"
         )  # the first release had these two fields at the top level, and its hashes must stay
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _to_json(node: Any, without: tuple[Role, ...] = (), older: bool = False) -> dict[str, Any]:
-    """`older`: without fields that were added later and have their defaults."""
-    out: dict[str, Any] = {"name": node.name} if isinstance(node, MethodSettings) else {}
-    for f in dataclasses.fields(node):
-        value = getattr(node, f.name)
-        if role_of(f.metadata, value) in without:
-            continue
-        if older and f.metadata.get("added") and value == f.default:
-            continue
-        if dataclasses.is_dataclass(value):
-            out[f.name] = _to_json(value, without, older)
-        else:
-            out[f.name] = str(value) if isinstance(value, Path) else value
-    return out

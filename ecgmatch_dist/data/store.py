@@ -217,13 +217,3 @@ def shards_of(dataset: Dataset, manifest: pd.DataFrame, database: str, folder: P
     if (manifest["database"] != database).any() or not np.array_equal(manifest["row"], np.arange(len(manifest))):
         raise UserError(f"{folder}/manifest.csv: rows are not 0..{len(manifest) - 1} of `{database}`; {REMEDY}")
     return shards
-
-
-class LoadedPart:
-    """A part of the split in memory, with the `read` of a store. For the labelled part, which is small."""
-
-    def __init__(self, store: ShardStore, rows: NDArray[np.int64]) -> None:
-        self.x = store.read(rows)
-
-    def read(self, rows: NDArray[np.int64], out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
-        return np.take(self.x, rows, axis=0, out=out)

@@ -49,6 +49,20 @@ class Reader(Protocol):
     def read(self, rows: Ints, out: Signals | None = None) -> Signals: ...
 
 
+Buffer = Callable[[int], Signals]
+"""Memory for the signals of so many recordings."""
+
+
+class LoadedPart:
+    """A part of the split in memory, with the `read` of a store. For the labelled part, which is small."""
+
+    def __init__(self, store: ShardStore, rows: Ints) -> None:
+        self.x = store.read(rows)
+
+    def read(self, rows: Ints, out: Signals | None = None) -> Signals:
+        return np.take(self.x, rows, axis=0, out=out)
+
+
 class Stream:
     """The endless sequence of a part's recordings; `stream[g]` is this rank's slice of global batch g.
 
@@ -56,9 +70,18 @@ class Stream:
     """
 
     def __init__(
-        self, store: Reader, rows: Ints, batch: int, seed: int, rank: int, world: int, window: int | None = None
+        self,
+        store: Reader,
+        rows: Ints,
+        batch: int,
+        seed: int,
+        rank: int,
+        world: int,
+        window: int | None = None,
+        buffer: Buffer | None = None,
     ) -> None:
-        """`rows` [N]: the part in the order of the split; `batch`: global; `window`: shards mixed at a time."""
+        """`rows` [N]: the part in the order of the split; `batch`: global; `window`: shards mixed at a time; `buffer`: memory
+        for so many recordings."""
         if len(rows) == 0:
             raise UserError("the part of the split has no recordings; make the split again")
         if batch % world:
@@ -67,6 +90,7 @@ class Stream:
             )
         assert 0 <= rank < world, (rank, world)
         self.store, self.rows, self.seed, self.window = store, np.asarray(rows, np.int64), seed, window
+        self.buffer = buffer
         self.batch, self.share = batch, slice(rank * batch // world, (rank + 1) * batch // world)
         if window is not None:
             if not isinstance(store, ShardStore) or window < 1:
@@ -100,7 +124,7 @@ class Stream:
 
     def __getitem__(self, g: int) -> Batch:
         ids = self.ids(g)
-        return Batch(ids, self.store.read(self.rows[ids]))
+        return Batch(ids, self.store.read(self.rows[ids], self.buffer(len(ids)) if self.buffer else None))
 
     def iterate(self, start: int, stop: int | None, readers: int = 2, ahead: int = 4) -> Iterator[Batch]:
         """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance."""

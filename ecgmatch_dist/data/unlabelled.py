@@ -6,16 +6,25 @@ from ecgmatch_dist.config import Data
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.order import Ints
 from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.data.stream import Buffer, Stream
 from ecgmatch_dist.data.web_stream import WebShard, WebStream
 
 
 def open_stream(
-    data: Data, store: ShardStore, rows: Ints, archive: Archive, batch: int, seed: int, rank: int, world: int
+    data: Data,
+    store: ShardStore,
+    rows: Ints,
+    archive: Archive,
+    batch: int,
+    seed: int,
+    rank: int,
+    world: int,
+    buffer: Buffer | None = None,
 ) -> Stream | WebStream:
-    """The rows [N] of the store, and the recordings of the archive, in global batches of `batch`."""
+    """The rows [N] of the store, and the recordings of the archive, in global batches of `batch`. `buffer` is for our own
+    reader: the library makes its arrays itself."""
     if data.reader == "own":
-        return Stream(store, rows, batch, seed, rank, world, data.window or None)
+        return Stream(store, rows, batch, seed, rank, world, data.window or None, buffer)
     tars = shards_of_part(store, rows) + archive.shards(len(rows))
     return WebStream(tars, store.length, batch, seed, rank, world, data.workers, data.buffer)
 

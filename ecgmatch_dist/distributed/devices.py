@@ -64,3 +64,13 @@ def why_not(reason: str = "") -> str:
 def has_bf16(device: torch.device) -> bool:
     """Whether the device computes in bf16 itself: Ampere and newer. V100 and T4 only emulate it, without convolutions."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def use_deterministic_algorithms() -> None:
+    """On a GPU: only algorithms that give the same bits each time. Before the first product and the first collective."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # sums inside the switch, in the order of arrival
+    torch.backends.cudnn.benchmark = False
+    # Nothing here reads memory that was not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)

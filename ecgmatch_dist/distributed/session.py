@@ -1,14 +1,17 @@
 """The ranks of a run: number and device of this process, and the process group."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -32,6 +35,8 @@ class Ranks:
     local_rank: int
     local_world: int
     device: torch.device
+    threads: int = 1
+    """This rank's share of the cores."""
 
     @property
     def main(self) -> bool:
@@ -73,6 +78,20 @@ def agree_on_device(store: Store, ranks: Ranks) -> None:
         )
 
 
+def share_of_cores(store: Store, ranks: Ranks) -> int:
+    """The cores of the ranks of this node, divided by their number. A launcher may have bound each rank to cores of its own,
+    or all of them to the same."""
+    assert _timeout is not None
+    host = socket.gethostname()
+    names = [f"cores of {host} {place}" for place in range(ranks.local_world)]
+    place = int(store.add(f"ranks of {host}", 1)) - 1
+    if place < len(names):  # two launchers on one host would make more
+        store.set(names[place], json.dumps(sorted(os.sched_getaffinity(0))))
+    store.wait(names, _timeout)
+    union = {core for name in names for core in json.loads(store.get(name))}
+    return max(1, len(union) // ranks.local_world)
+
+
 def record_flights(traces: Path) -> None:
     """Turn on torch's flight recorder: when a collective of NCCL times out, each rank writes its latest ones to `traces`.
     `torchfrtrace` finds the collective that did not match. Settings of the environment have priority."""
@@ -92,10 +111,32 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def host_buffer(count: int, length: int, device: torch.device) -> NDArray[np.float16]:
+    """Memory for `count` signals [12, length]. For a GPU it is pinned: a reader's thread fills it, and the copy to the device is
+    cheap. Torch reuses such memory, and not before the copies from it have ended."""
+    if device.type == "cuda":
+        use_device(device)
+        return np.asarray(torch.empty((count, 12, length), dtype=torch.float16, pin_memory=True).numpy())
+    return np.empty((count, 12, length), np.float16)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy to the device through pinned memory: otherwise the host would wait for all queued GPU work."""
+    """Copy to the device through pinned memory, on a stream of its own: the host does not wait for queued GPU work, nor does
+    the copy."""
     t = torch.from_numpy(array)
-    return (t.pin_memory() if device.type == "cuda" else t).to(device, non_blocking=True)
+    if device.type != "cuda":
+        return t.to(device, non_blocking=True)
+    copies, current = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        out = (t if t.is_pinned() else t.pin_memory()).to(device, non_blocking=True)
+    current.wait_stream(copies)
+    out.record_stream(current)
+    return out
 
 
 @contextmanager
@@ -109,14 +150,15 @@ def session(
     if dist.is_initialized():
         r, w = dist.get_rank(), dist.get_world_size()
         local, local_world = _environment()[2:] if "LOCAL_RANK" in os.environ else (r, w)
-        yield Ranks(r, w, local, local_world, pick_device(device, local))
+        cores = len(os.sched_getaffinity(0))
+        yield Ranks(r, w, local, local_world, pick_device(device, local), max(1, cores // local_world))
         return
     r, w, local, local_world = _environment()
     ranks = Ranks(r, w, local, local_world, pick_device(device, local))
     if ranks.device.type == "cuda":
         torch.cuda.set_device(ranks.device)
     if "RANK" not in os.environ:
-        yield ranks
+        yield replace(ranks, threads=len(os.sched_getaffinity(0)))
         return
     global _timeout
     _timeout = timedelta(minutes=timeout_minutes)
@@ -130,6 +172,7 @@ def session(
         # torchrun keeps its store across restarts: without a prefix, ranks would find the addresses of dead ones.
         store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         agree_on_device(store, ranks)
+        ranks = replace(ranks, threads=share_of_cores(store, ranks))
         dist.init_process_group(backend, store=store, rank=r, world_size=w, timeout=_timeout)
     except (dist.DistError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -1,9 +1,13 @@
 """Finds the first step whose loss or gradient is not finite, without making the host wait for the device."""
 
 from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from ecgmatch_dist.data.stream import Batch
 
 
 class FiniteCheck:
@@ -42,3 +46,10 @@ class FiniteCheck:
         """The first bad step up to now; 0: none. Waits for the device, as saving, validating and logging do anyway."""
         self.known = self.known or int(self.first)
         return self.known
+
+
+def named(batch: Batch, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of a batch's recordings, and of those that are not finite. `names` [N] of the whole part."""
+    own = [names[i] for i in batch.ids]
+    finite = np.isfinite(batch.x.reshape(len(own), -1).astype(np.float32).sum(1)).tolist()
+    return own, [name for name, ok in zip(own, finite, strict=True) if not ok]

@@ -4,6 +4,7 @@ import os
 import threading
 import tomllib
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,40 @@ from ecgmatch_dist.network.student import resolve_precision
 from tests.support.ranks import free_port
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("bound", "threads"), [([{0, 1}, {2, 3}], 2), ([{0, 1, 2, 3}] * 2, 2), ([{0}, {0}], 1)])
+def test_cores_are_divided_once(bound: list[set[int]], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the launcher has given each rank cores of its own."""
+    store = torch._C._distributed_c10d.HashStore()
+    monkeypatch.setattr(session, "_timeout", timedelta(seconds=20))
+    own = threading.local()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: own.cores)
+    found = {}
+
+    def rank(number: int) -> None:
+        own.cores = bound[number]
+        found[number] = session.share_of_cores(store, session.Ranks(number, 2, number, 2, CPU))
+
+    both = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert found == {0: threads, 1: threads}
+
+
+def test_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_NVLS_ENABLE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    try:
+        devices.use_deterministic_algorithms()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_NVLS_ENABLE"]) == (":4096:8", "0")
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 @pytest.fixture(autouse=True)

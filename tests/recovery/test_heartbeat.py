@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from ecgmatch_dist.config import Config, Runtime
-from ecgmatch_dist.data.store import LoadedPart
-from ecgmatch_dist.data.stream import Stream
+from ecgmatch_dist.data.stream import LoadedPart, Stream
 from ecgmatch_dist.distributed.whereabouts import CollectiveFailed, during, failed_collective
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import train_job as launch_job
