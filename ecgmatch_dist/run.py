@@ -113,8 +113,7 @@ class Run:
         """database/key of the recordings in this rank's batches of `step` (from 1), and of those that are not finite."""
         streams = {"labelled": self.labelled, "unlabelled": self.unlabelled}
         parts = [named(stream[step - 1], self.ids(part)) for part, stream in streams.items() if stream is not None]
-        names, wrong = zip(*parts, strict=True)
-        return sum(names, []), sum(wrong, [])
+        return [name for names, _ in parts for name in names], [name for _, wrong in parts for name in wrong]
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every unlabelled signal once; see `methods.views.Pass`."""

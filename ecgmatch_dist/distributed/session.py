@@ -112,8 +112,8 @@ def use_device(device: torch.device) -> None:
 
 
 def host_buffer(count: int, length: int, device: torch.device) -> NDArray[np.float16]:
-    """Memory for `count` signals [12, length]. For a GPU it is pinned: a reader's thread fills it, and the copy to the device is
-    cheap. Torch reuses such memory, and not before the copies from it have ended."""
+    """Memory for `count` signals [12, length]. For a GPU it is pinned: a reader's thread fills it, and the copy to the device
+    is cheap. Torch reuses such memory, and not before the copies from it have ended."""
     if device.type == "cuda":
         use_device(device)
         return np.asarray(torch.empty((count, 12, length), dtype=torch.float16, pin_memory=True).numpy())
