@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, step, view, row, stream, position).
 
 There is no generator and no state. A row gets the same numbers on every rank, on every device and in every batch, and a resumed
-run needs only its step. Streams separate the uses: 0-15 augment.py, 16 network/model.py, 17-31 methods.
+run needs only its step. Streams separate the uses: 0-15 augment, 16 network/model.py, 17-31 methods.
 """
 
 import math
@@ -75,7 +75,7 @@ def _blocks(keys: Tensor, n: int, stream: int) -> Iterator[tuple[slice, Tensor]]
     Key and stream give two 32-bit words per row. The row's counter starts at the first. The second enters after the first round
     of the hash, so that two rows with overlapping counters do not share numbers.
     """
-    words = _mix64(keys ^ _signed(_mix64_int((stream + 1) * GOLDEN_64), 64))[:, None]
+    words = _mix64(keys ^ _signed(stream_salt(stream), 64))[:, None]
     first, second = ((words << 32) >> 32).to(torch.int32), (words >> 32).to(torch.int32)
     counter = torch.arange(n, dtype=torch.int32, device=keys.device).mul_(_signed(GOLDEN_32, 32))
     block = max(1, CPU_BLOCK // max(1, n)) if keys.device.type == "cpu" else max(1, len(keys))
@@ -88,6 +88,11 @@ def _blocks(keys: Tensor, n: int, stream: int) -> Iterator[tuple[slice, Tensor]]
         _xor_shift(x, 16, scratch).mul_(_signed(0x21F0AAAD, 32)).bitwise_xor_(second[rows])
         _xor_shift(x, 15, scratch).mul_(_signed(0xD35A2D97, 32))
         yield rows, _xor_shift(x, 15, scratch)
+
+
+def stream_salt(stream: int) -> int:
+    """What a stream mixes into the keys, 0 .. 2^64 - 1."""
+    return _mix64_int((stream + 1) * GOLDEN_64)
 
 
 def _to_unit(bits: Tensor, out: Tensor) -> Tensor:

@@ -1,7 +1,11 @@
 """The views against a loop over rows and transformations; their distributions; independence of the batch."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections import Counter
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -253,3 +257,15 @@ def test_works_without_data_on_meta(augment):
     keys = keyed.row_keys(0, 0, 0, torch.arange(3, device="meta"))
     for view in (augment.weak, augment.strong):
         assert view(x, keys, keyed.batch_key(0, 0, 0, "meta")).shape == x.shape
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton (280 MB)")
+def test_the_kernel_of_gpus_is_this_one() -> None:
+    """In Triton's interpreter: the same bits but for the noise, whose logarithm, sine and cosine come from NumPy there."""
+    command = [sys.executable, "-m", "tests.support.view_kernel"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    differ, largest = done.stdout.splitlines()
+    assert differ == "differ []"
+    assert 0 < float(largest.removeprefix("largest ")) < 2e-6

@@ -10,14 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ecgmatch_dist import keyed
+from ecgmatch_dist import augment, keyed
 from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.bank.ivf import IVFSearch
 from ecgmatch_dist.bank.search import BACKENDS, available, exact_search, normalise
-from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
+from ecgmatch_dist.config import Augment, Bank, Config, Model, Optim, Runtime
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.learner import Learner, build_learner
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.views import Views
+from ecgmatch_dist.network import batchnorm
+from ecgmatch_dist.network.batchnorm import GlobalBatchNorm
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.dcp import Rows
 from ecgmatch_dist.train import train_step
@@ -114,6 +117,56 @@ def test_keyed_randomness_is_the_cpu_s(draw: Callable[[Tensor, int, int], Tensor
         torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
     else:
         assert torch.equal(device, host)
+
+
+@pytest.mark.parametrize(
+    "settings", [Augment(), Augment(pipeline="sequential"), Augment(dropout_window="per_lead", crop=100)]
+)
+@pytest.mark.parametrize("strong", [False, True])
+def test_the_kernel_of_views_is_torch(settings: Augment, strong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, with libdevice; tests/test_augment.py has it in Triton's interpreter."""
+    pytest.importorskip("triton")
+    x = torch.randn(40, 12, 500, generator=torch.Generator().manual_seed(0)).cuda()
+    keys = keyed.row_keys(1, 2, 3, torch.arange(40, device="cuda"))
+    view = ECGAugment(settings).strong if strong else ECGAugment(settings).weak
+    fast = view(x, keys)
+    monkeypatch.setattr(augment, "has_kernel", lambda *_: False)
+    torch.testing.assert_close(fast, view(x, keys), rtol=1e-5, atol=1e-5)
+
+
+def _normalise(rank: int, world: int, folder: str) -> None:
+    """Outputs and gradients of BatchNorm over ranks, by both paths."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", f"file://{folder}/norm", rank=rank, world_size=world)
+    x = torch.randn(8, 6, 1, 50, generator=torch.Generator().manual_seed(rank)).cuda()
+    x = x.contiguous(memory_format=torch.channels_last)
+    found = []
+    for path in (True, False):
+        batchnorm.has_kernels = lambda device, path=path: path
+        norm, rows = GlobalBatchNorm(6).cuda(), x.clone().requires_grad_()
+        out = norm(rows)
+        (out * x.cos()).sum().backward()
+        found.append([t.detach().cpu() for t in (out, rows.grad, norm.weight.grad, norm.bias.grad, *norm.buffers())])
+    torch.testing.assert_close(*found)
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_both_ways_of_batchnorm_over_ranks(tmp_path: Path) -> None:
+    spawn: Callable[..., Any] = torch.multiprocessing.spawn
+    spawn(_normalise, (2, str(tmp_path)), nprocs=2)
+
+
+def test_ivf_lives_where_the_bank_does() -> None:
+    if "faiss-gpu" not in available(torch.device("cuda")):
+        pytest.skip("no Faiss for GPUs")
+    z = normalise(torch.randn(20_000, 32, generator=torch.Generator().manual_seed(0))).cuda()
+    index = IVFSearch(probes=1000)
+    index.search(z[:64], z, 5)
+    z[7] = -z[7]
+    index.changed(z, torch.tensor([7], device="cuda"))
+    assert index.frozen
+    assert index.search(z[:64], z, 5).rows[:, 0].tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("name", ["faiss-gpu", "faiss-gpu-index"])

@@ -5,35 +5,28 @@ host would wait on a GPU. docs/exactness.md lists the exceptions.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.config import Augment, Bank, Config, Model, Optim, methods
-from ecgmatch_dist.distributed import collectives
-from ecgmatch_dist.distributed.session import Ranks, to_device
-from ecgmatch_dist.learner import Learner, build_learner
+from ecgmatch_dist.config import methods
+from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.flexmatch import FlexMatchSettings
 from ecgmatch_dist.methods.mixmatch import MixMatchSettings
 from ecgmatch_dist.methods.percentmatch import PercentMatchSettings
 from ecgmatch_dist.methods.ups import UPSSettings
-from ecgmatch_dist.methods.views import Views
-from ecgmatch_dist.train import train_step
+from ecgmatch_dist.network import batchnorm
+from tests.support.meta_step import META, fake_ranks, meta_step, without_autocast
+from tests.support.native_norm import kernels
 
-META = torch.device("meta")
-B, C, K = 8, 5, 3
-BANK = Bank(backend="torch", overlap=False)  # in a thread of its own it would not be checked
+K = 3
 METHODS = [ECGMatchSettings(neighbours=K), *(m() for m in methods().values() if m is not ECGMatchSettings)]
 VARIANTS = [
     ECGMatchSettings(neighbours=K, similarity="euclidean", query="teacher"),
@@ -67,54 +60,26 @@ class Numbers(TorchFunctionMode):
 
 
 @pytest.fixture(autouse=True)
-def without_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`meta` has no autocast."""
-    monkeypatch.setattr(torch, "autocast", lambda device, **options: nullcontext())
-
-
-def update_stats(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Shapes of a torch kernel that `meta` does not support."""
-    return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_autocast(monkeypatch)
 
 
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One rank of two: collectives return the right shapes. DDP is left out."""
-    monkeypatch.setattr(torch, "batch_norm_update_stats", update_stats)
-    dist.init_process_group("cpu:fake,meta:fake", rank=0, world_size=2, store=FakeStore())
-    yield
-    collectives.traffic.reset()
-    dist.destroy_process_group()
+    """One rank of two, with BatchNorm as on a GPU."""
+    monkeypatch.setattr(batchnorm, "has_kernels", lambda device: True)
+    with kernels("Meta"), fake_ranks(2):
+        yield
 
 
-def learner(method: Any, rows: int, batch: int) -> tuple[Learner, Tensor]:
-    optim = Optim(unlabelled_batch=batch * collectives.world())
-    config = Config(method=method, model=Model(width=8, heads=2), optim=optim, bank=BANK)
-    ranks = Ranks(0, collectives.world(), 0, collectives.world(), META)
-    labels = torch.empty(40, C, device=META)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "tolist", lambda t: [0.3] * len(t))  # labels may be read before the first step
-        plain = Tensor.__bool__  # so may whether all of them are given
-        patch.setattr(Tensor, "__bool__", lambda t: t.device != META and plain(t))
-        patch.setattr(
-            "ecgmatch_dist.network.student.data_parallel", lambda model, **options: model
-        )  # DDP reads shapes, too
-        return build_learner(config, ranks, labels, rows, seed=1), labels
-
-
-def step(method: Any, rows: int, batch: int, number: int = 1) -> tuple[dict[str, Tensor], Learner]:
-    """One whole step, from batches in the host's memory to the teacher."""
-    parts, labels = learner(method, rows, batch)
-    host = np.zeros(B, np.int64), np.zeros((B, 12, 128), np.float16), np.zeros(batch, np.int64)
-    host = *host, np.zeros((batch, 12, 128), np.float16)
-    if not method.uses_unlabelled:
-        host = *host[:2], host[2][:0], host[3][:0]
+@contextmanager
+def watched() -> Iterator[None]:
     with Numbers(), Copies():
-        ids_b, x_b, ids_u, x_u = (to_device(array, META) for array in host)
-        arguments = x_b.float(), labels[ids_b], ids_b, x_u.float(), ids_u
-        views = Views(*arguments, ECGAugment(Augment()), 1, step=number)
-        losses = train_step(parts, views, 0.1, lambda: iter(()))
-    return losses, parts
+        yield
+
+
+def step(method: Any, rows: int, batch: int) -> tuple[dict[str, Tensor], Learner]:
+    return meta_step(method, rows, batch, watched())
 
 
 def name(method: Any) -> str:

@@ -53,9 +53,13 @@ class Views:
 
     def _view(self, number: int, x: Tensor, ids: Tensor, strong: bool) -> View:
         keys = self.keys(number, ids)
-        batch_key = keyed.batch_key(self.seed, self.step, number, ids.device)
         transform = self.augment.strong if strong else self.augment.weak
-        return View(transform(x, keys, batch_key), keys)
+        return View(transform(x, keys, self._batch_key(number, ids)), keys)
+
+    def _batch_key(self, view: int, ids: Tensor) -> Tensor | None:
+        """If it is needed: a dozen small operations."""
+        needed = self.augment.settings.granularity == "batch"
+        return keyed.batch_key(self.seed, self.step, view, ids.device) if needed else None
 
     @cached_property
     def labelled(self) -> View:
@@ -81,7 +85,7 @@ class Views:
     def pair(self) -> tuple[View, View]:
         """Two independent views of x_u that are contrasted."""
         keys = self.keys(2, self.ids_u), self.keys(5, self.ids_u)
-        batch = [keyed.batch_key(self.seed, self.step, number, self.ids_u.device) for number in (2, 5)]
+        batch = [self._batch_key(number, self.ids_u) for number in (2, 5)]
         one, other = (View(self.augment.pair(self.x_u, k, b), k) for k, b in zip(keys, batch, strict=True))
         return one, other
 

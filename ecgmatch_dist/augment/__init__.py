@@ -1,10 +1,12 @@
 """ECGAugment: the weak view w(x) and the strong view g(x) of a batch of ECGs, drawn per signal.
 
 A view is drawn from the rows' keys (`draw_*`), then applied in one pass over the batch (`apply_*`): no loop over rows, no host
-synchronisation. The input x is never changed.
+synchronisation. The input x is never changed. This is the definition, and what a CPU computes; `kernel.py` is it for GPUs.
 """
 
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -99,6 +101,10 @@ class ECGAugment:
         if self.settings.granularity == "batch":
             assert batch_key is not None, 'granularity "batch" needs the key of the batch'
             choice = batch_key.expand(len(keys))
+        if self.settings.pipeline != "mild" and has_kernel(x.device, x.dtype):
+            from ecgmatch_dist.augment import kernel  # needs Triton
+
+            return kernel.view(self.settings, x, keys, choice, strong=strong)
         if self.settings.crop:
             x = random_crop(x, keys, self.settings.crop)
         # Crop and noise are drawn per row in both granularities.
@@ -107,6 +113,12 @@ class ECGAugment:
             magnitude = magnitude or (MILD_STRONG if strong else MILD_WEAK)
             return apply_mild(x, draw_mild(choice, noise, magnitude, shifted=not self.settings.crop))
         return apply_queue(x, draw_queue(self.settings, choice, noise, strong=strong))
+
+
+@cache
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether views are made by `kernel.py`: in fp32 on GPUs. Torch's builds for GPUs bring Triton."""
+    return device.type == "cuda" and dtype == torch.float32 and importlib.util.find_spec("triton") is not None
 
 
 def draw_queue(settings: config.Augment, keys: Tensor, noise: Tensor, *, strong: bool) -> Queue:
