@@ -18,6 +18,10 @@ COMMANDS = {
     "doctor": ("ecgmatch_dist.doctor:main", "check this machine or all ranks of a launcher before the first run"),
     "download": ("ecgmatch_dist.data.download:main", "fetch a public database, resumable and verified"),
     "synth": ("ecgmatch_dist.data.synthetic.databases:main", "make four small synthetic databases"),
+    "adopt": (
+        "ecgmatch_dist.data.adopt.command:main",
+        "look at your own archive, and write its recipe and label scheme",
+    ),
     "shards build": ("ecgmatch_dist.launch.build_shards:main", "recordings -> preprocessed webdataset shards"),
     "shards verify": ("ecgmatch_dist.data.verify:main", "check shards and draw their card"),
     "split": ("ecgmatch_dist.data.splits:main", "labelled / unlabelled / validation / test, in one file"),

@@ -64,13 +64,16 @@ def _age(text: str) -> str:
 
 def _sex(text: str, values: dict[str, str]) -> str:
     text = values.get(text.strip(), text.strip())
-    return {"m": "Male", "male": "Male", "f": "Female", "female": "Female"}.get(text.lower(), "")
+    return {"m": "Male", "male": "Male", "f": "Female", "w": "Female", "female": "Female"}.get(text.lower(), "")
 
 
-def read_annotations(recipe: Recipe, source: LabelSource, file: Path) -> dict[str, Annotation]:
-    """Read the table of labels: name of a recording -> annotation. Rows of the same recording are joined."""
+def read_annotations(
+    recipe: Recipe, source: LabelSource, file: Path, stem: Callable[[str], str] = lambda cell: Path(cell).stem
+) -> dict[str, Annotation]:
+    """Read the table of labels: name of a recording -> annotation. Rows of the same recording are joined. `stem` takes folder
+    and suffix from a cell."""
     table = read_table(file)
-    return annotate(table, source, recipe.load_scheme(), lambda cell: recipe.key(Path(cell).stem))
+    return annotate(table, source, recipe.load_scheme(), lambda cell: recipe.key(stem(cell)))
 
 
 def annotate(

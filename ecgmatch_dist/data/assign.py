@@ -3,9 +3,10 @@
 from typing import Literal
 
 import numpy as np
-from iterstrat.ml_stratifiers import MultilabelStratifiedShuffleSplit
+from iterstrat.ml_stratifiers import MultilabelStratifiedKFold, MultilabelStratifiedShuffleSplit
 from numpy.typing import NDArray
 
+from ecgmatch_dist.data.segments import SEGMENT
 from ecgmatch_dist.data.split_file import PARTS
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
@@ -49,7 +50,8 @@ def units_of(store: ShardStore, rows: Ints, patients: dict[str, str] | None = No
     patient = table["patient"]
     if patients:
         patient = table["id"].map(patients).fillna(patient)
-    unit = (table["database"] + "/" + patient).where(patient != "", "/" + table["id"])
+    recording = table["id"].str.replace(SEGMENT, "", regex=True)
+    unit = (table["database"] + "/" + patient).where(patient != "", "/" + recording)
     return np.asarray(np.unique(unit.to_numpy(str), return_inverse=True)[1], np.int64)
 
 
@@ -72,6 +74,22 @@ def divide(
     """Units -> those that stay, and the drawn `fraction`."""
     drawn = draw_some(y[units], fraction, random, stratified)
     return units[~drawn], units[drawn]
+
+
+def rotate(part: Ints, y: NDArray[np.uint8], fold: int, folds: int, random: np.random.RandomState) -> Ints:
+    """Another validation part: fold `fold` of the labelled and validation units together. Over all folds, every one of them
+    validates once; the test part stays."""
+    pool = np.flatnonzero((part == LABELLED) | (part == VALIDATION))
+    if len(pool) < 2 * folds:
+        raise UserError(
+            f"--validation-folds {folds}: {len(pool)} labelled patients or recordings are too few; give fewer"
+        )
+    y = np.column_stack([y[pool], 1 - y[pool]]) if y.shape[1] == 1 else y[pool]
+    splitter = MultilabelStratifiedKFold(n_splits=folds, shuffle=True, random_state=random)
+    rotated = part.copy()
+    rotated[pool] = LABELLED
+    rotated[pool[list(splitter.split(np.zeros(len(pool)), y))[fold][1]]] = VALIDATION
+    return rotated
 
 
 def folds_of(store: ShardStore, rows: Ints, unit: Ints, known: Mask) -> NDArray[np.str_]:

@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from ecgmatch_dist.data.annotations import Annotation, check_statements, read_annotations
-from ecgmatch_dist.data.databases import LabelSource, Recipe
+from ecgmatch_dist.data.databases import LabelSource, Recipe, Signals
+from ecgmatch_dist.data.formats.read import stem
 from ecgmatch_dist.data.index import FORMAT, Dataset, ShardEntry, read_rows
 from ecgmatch_dist.data.label_check import (
     codes_without_class,
@@ -28,6 +29,7 @@ from ecgmatch_dist.data.label_check import (
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.recordings import find_folder, find_records
+from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.shard import BuiltShard, ShardJob
 from ecgmatch_dist.data.workers import build_shards
 from ecgmatch_dist.errors import UserError
@@ -60,13 +62,14 @@ def plan(
         "scheme": scheme.name,
         "classes": {short: sorted(codes) for short, codes in zip(scheme.short, scheme.codes, strict=True)},
         "unlabelled": "keep" if keep else "drop",
-        **json.loads(json.dumps(asdict(settings))),
+        **asdict(settings),
         "shard_size": shard_size,
+        **({} if recipe.signals == Signals() else {"signals": asdict(recipe.signals)}),
         "recordings": len(refs),
         "names": _digest([ref.key for ref in refs]),
         "labels": "in the headers" if annotations is None else _digest(sorted(map(str, annotations.items()))),
     }
-    _check_plan(folder, planned)
+    _check_plan(folder, json.loads(json.dumps(planned)))
     return [
         ShardJob(
             number,
@@ -79,6 +82,7 @@ def plan(
             None if annotations is None else {r.key: annotations[r.key] for r in part if r.key in annotations},
             strict,
             strangers,
+            recipe.signals,
         )
         for number, start in enumerate(range(0, len(refs), shard_size))
     ]
@@ -89,12 +93,12 @@ def _annotations(
 ) -> dict[str, Annotation] | None:
     """The table of labels: the given one, or the recipe's. None: the labels are in the headers."""
     if labels is not None:
-        return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels)
+        return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels, stem)
     if recipe.labels.source == "header":
         return None
     if recipe.labels.statements:
         check_statements(scheme, folder / recipe.labels.statements)
-    return read_annotations(recipe, recipe.labels, folder / recipe.labels.file)
+    return read_annotations(recipe, recipe.labels, folder / recipe.labels.file, stem)
 
 
 def _digest(words: Sequence[str]) -> str:
@@ -128,9 +132,11 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recip
     manifest = pd.concat([read_rows(folder / f"{job.name}.csv") for job in jobs], ignore_index=True)
     manifest["row"] = range(len(manifest))
     content = manifest.to_csv(index=False, lineterminator="\n")
-    write_text(folder / "rejects.csv", read_rejects(jobs).to_csv(index=False, lineterminator="\n"))
+    rejects = read_rejects(jobs)
+    write_text(folder / "rejects.csv", rejects.to_csv(index=False, lineterminator="\n"))
     if manifest.empty:
-        raise UserError(f"not one recording could be kept; the reasons are in {folder / 'rejects.csv'}")
+        first = f"{rejects['key'][0]}: {rejects['reason'][0]}" if len(rejects) else "there are none"
+        raise UserError(f"not one recording could be kept ({first}); all reasons are in {folder / 'rejects.csv'}")
     write_text(folder / "manifest.csv", content)
     dataset = Dataset(
         database=recipe.database,
@@ -230,9 +236,11 @@ def build(
             ) from None
         raise UserError(f"{error.filename or folder}: {error.strerror or error}") from None
     seconds, count = time.monotonic() - started, sum(len(job.refs) for job in jobs)
+    kept = manifest["key"].map(recording_of).nunique()
+    pieces = f" as {len(manifest):,} segments" if len(manifest) > kept else ""
     print(
-        f"{recipe.database}: {count:,} recordings -> {len(manifest):,} kept in {folder}, "
-        f"{count - len(manifest):,} rejected (rejects.csv), {seconds:.1f} s"
+        f"{recipe.database}: {count:,} recordings -> {kept:,} kept{pieces} in {folder}, "
+        f"{count - kept:,} rejected (rejects.csv), {seconds:.1f} s"
     )
     print(summary(manifest, read_rejects(jobs), jobs[0].scheme))
     tell(check_labels(jobs, manifest), strict)

@@ -6,9 +6,23 @@ from pathlib import Path
 from typing import Literal
 
 from ecgmatch_dist import resources
+from ecgmatch_dist.data.formats.leads import check_layout
+from ecgmatch_dist.data.formats.recording import Layout
 from ecgmatch_dist.data.labels import LabelScheme, check_annotates, load_scheme
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import read_toml
+
+
+@dataclass(frozen=True)
+class Signals(Layout):
+    """How the recordings are stored. `rate`, `unit` and `leads` say what the files do not say themselves."""
+
+    format: Literal["", "wfdb", "csv", "npy", "hdf5", "edf", "dicom", "xml", "scp", "clinical"] = ""
+    """Empty: by the suffix or the content of each file."""
+    missing: Literal["refuse", "zero"] = "refuse"
+    """A recording that lacks a lead which cannot be derived is rejected, or the lead is zero."""
+    segments: Literal["first", "all"] = "first"
+    """Of a recording that is longer than the shards' length: its beginning, or all of it in pieces of one patient."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,7 @@ class Recipe:
     """Empty: as the scheme says."""
     annotates: tuple[str, ...] = ()
     """Short names of the classes that the database's readers look for; empty: all. Others are unknown, not absent."""
+    signals: Signals = Signals()
     labels: LabelSource = LabelSource()
     expected: Expected = Expected()
 
@@ -69,10 +84,15 @@ class Recipe:
         return load_scheme(self.scheme)
 
     def key(self, stem: str) -> str:
-        """A recording's name from its header's file name without suffix."""
+        """A recording's name from its file's name without suffix."""
         for pattern, replacement in self.rename:
             stem = re.sub(pattern, replacement, stem)
-        return stem
+        return safe_name(stem)
+
+
+def safe_name(name: str) -> str:
+    """A name that may be in a tar and in a manifest: letters, digits, _ and -; anything else, as a blank or a dot, is a _."""
+    return re.sub(r"[^\w-]", "_", name, flags=re.ASCII)
 
 
 def load_recipe(name_or_path: str) -> Recipe:
@@ -91,6 +111,7 @@ def _check(recipe: Recipe, path: Path) -> None:
         raise UserError(f'{path}: database = "{recipe.database}": use letters, digits and _ only')
     if recipe.labels.source == "csv" and not recipe.labels.file:
         raise UserError(f'{path}: labels.source = "csv" needs labels.file, the name of the table')
+    check_layout(recipe.signals, f"{path}: signals.")
     for pattern, replacement in recipe.rename:
         try:
             re.sub(pattern, replacement, "")

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecgmatch_dist.data.annotations import Annotation, annotate, class_columns
-from ecgmatch_dist.data.databases import LabelSource
+from ecgmatch_dist.data.databases import LabelSource, safe_name
 from ecgmatch_dist.data.index import file_sha256
 from ecgmatch_dist.data.label_check import SHOWN
 from ecgmatch_dist.data.label_table import LabelTable, read_table
 from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import read_toml
 
@@ -38,12 +39,13 @@ def read_label_file(path: Path, ids: Iterable[str], scheme: LabelScheme) -> Labe
     if path.suffix == ".toml":
         source = read_toml(path, LabelSource)
         path = path.parent / source.file
+    ids = list(ids)
     find = finder(ids)
     table = read_table(path)
     source = complete(source, table, scheme, find)
     found = annotate(table, source, scheme, lambda cell: find(cell) or f"?{cell}")
     strangers = tuple(name[1:] for name in found if name.startswith("?"))
-    known = {name: annotation for name, annotation in found.items() if not name.startswith("?")}
+    known = {name: found[recording] for name in ids if (recording := recording_of(name)) in found}
     patients = {name: annotation.patient for name, annotation in known.items() if annotation.patient}
     return LabelFile(path.name, file_sha256(path), by_database(known), patients, strangers)
 
@@ -59,10 +61,11 @@ def by_database(annotations: dict[str, Annotation]) -> Relabelled:
 
 
 def finder(ids: Iterable[str]) -> Callable[[str], str]:
-    """A function from a cell ("chapman/JS00007", "JS00007", "g1/JS00007.hea", with or without spaces) to an id; empty: none."""
+    """A function from a cell ("chapman/JS00007", "JS00007", "g1/JS00007.hea", with or without spaces) to the id of a recording,
+    without the number of a segment; empty: none."""
     of_key: dict[str, str] = {}
     shared: set[str] = set()
-    every = set(ids)
+    every = {recording_of(name) for name in ids}
     for name in sorted(every):
         key = name.partition("/")[2]
         shared |= {key} if key in of_key else set()
@@ -73,7 +76,8 @@ def finder(ids: Iterable[str]) -> Callable[[str], str]:
         if cell in every:
             return cell
         last = cell.rpartition("/")[2]
-        key = last if last in of_key else last.rpartition(".")[0]
+        names = (last, last.rpartition(".")[0], recording_of(last))
+        key = next((key for name in names if (key := safe_name(name)) in of_key), "")
         if key in shared:
             raise UserError(f"{cell}: recordings of several databases have this name; write {of_key[key]}")
         return of_key.get(key, "")
@@ -122,6 +126,7 @@ def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: 
 
 def read_names(path: Path, ids: Iterable[str]) -> tuple[list[str], list[str]]:
     """A list of recordings, with or without a header and other columns -> their ids, and the lines that name none."""
+    ids = list(ids)
     find, table = finder(ids), read_table(path)
     header = {column: column for column in table.columns}
     found, strangers = [], []
@@ -134,4 +139,5 @@ def read_names(path: Path, ids: Iterable[str]) -> tuple[list[str], list[str]]:
         raise UserError(
             f"{path}: it names no recording of these shards ({', '.join(strangers[:SHOWN]) or 'it is empty'})"
         )
-    return sorted(set(found)), strangers
+    listed = set(found)
+    return sorted(name for name in ids if recording_of(name) in listed), strangers

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
+from ecgmatch_dist.data.formats.libraries import library
 from ecgmatch_dist.errors import UserError
 
 SEPARATORS = ",;\t|"
@@ -57,13 +60,27 @@ def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> dict[str, 
     return dict(zip(columns, filled, strict=False))
 
 
+def _first_sheet(file: Path) -> str:
+    """The first sheet of an .xlsx workbook as CSV."""
+    library("openpyxl")
+    try:
+        sheet = pd.read_excel(file, header=None, dtype=str, na_filter=False, engine="openpyxl")
+    except Exception as error:  # openpyxl raises many kinds for a broken workbook
+        raise UserError(f"{file}: the workbook cannot be read ({error}); save the sheet as CSV") from None
+    return "sep=,\n" + sheet.to_csv(index=False, header=False, lineterminator="\n")
+
+
 def _decode(file: Path) -> str:
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file}: the table of labels cannot be read ({error.strerror})") from None
-    if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise UserError(f"{file}: an Excel workbook; save the sheet as CSV (File > Save as > CSV UTF-8)")
+    if content.startswith(b"\xd0\xcf\x11\xe0"):
+        raise UserError(
+            f"{file}: a workbook of Excel 2003; save the sheet as .xlsx or CSV (File > Save as > CSV UTF-8)"
+        )
+    if content.startswith(b"PK\x03\x04"):
+        return _first_sheet(file)
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # Excel's "Unicode text"
         return content.decode("utf-16", errors="replace")
     try:

@@ -14,6 +14,7 @@ from ecgmatch_dist.data.assign import (
     assign_given,
     assign_parts,
     folds_of,
+    rotate,
     units_of,
 )
 from ecgmatch_dist.data.label_file import LabelFile
@@ -40,11 +41,14 @@ def make_split(
     unlabelled_databases: Sequence[str] = (),
     listed: Mapping[str, Sequence[str]] | None = None,
     name: str = "",
+    fold: int = 0,
+    folds: int = 0,
 ) -> Split:
     """The split of the store's databases. The same shards give the same bytes, in any order of the databases.
 
     `labels`: instead of the shards' codes; `unlabelled_databases`: in the unlabelled part as a whole; `listed`: protocol given,
-    the ids of its lists by part."""
+    the ids of its lists by part; `folds`: number `fold` of so many splits whose validation parts take turns; its
+    seed is `seed + fold`."""
     if not 0 < ratio <= 1:
         raise UserError(f"ratio {ratio:g}: the labelled share of the training part, above 0 and at most 1")
     rule, ids = load_scheme(scheme), store.manifest["id"].to_numpy(str)
@@ -76,12 +80,14 @@ def make_split(
     random = np.random.RandomState(seed)
     part = np.full(len(y_unit), assign.UNLABELLED)
     if protocol == "folds":
-        fold = folds_of(store, rows, unit, is_known[rows])
-        part = assign_by_fold(y_unit, fold, drawable, ratio, random, stratified)
+        published = folds_of(store, rows, unit, is_known[rows])
+        part = assign_by_fold(y_unit, published, drawable, ratio, random, stratified)
     elif protocol == "given":
         part = assign_given(y_unit, unit, masks_of(listed or {}, ids[rows], is_known[rows]), random, stratified)
     else:
         part[drawable] = assign_parts(y_unit[drawable], protocol, ratio, random, stratified)
+    if folds:
+        part = rotate(part, y_unit, fold, folds, random)
     place[rows] = part[unit]
     unseen = rows[~is_known[rows]]
     place[unseen[place[unseen] == assign.LABELLED]] = assign.UNLABELLED
@@ -104,12 +110,14 @@ def make_split(
     why = {str(w): int(n) for w, n in zip(*np.unique(reason[place < 0].astype(str), return_counts=True), strict=True)}
     split = Split(
         name=name
-        or split_name(protocol, store.databases, test_database, ratio, seed, stratified, unlabelled_databases),
+        or split_name(
+            protocol, store.databases, test_database, ratio, seed + fold, stratified, unlabelled_databases, folds
+        ),
         protocol=protocol,
         databases=tuple(sorted(store.databases)),
         test_database=test_database,
         ratio=ratio,
-        seed=seed,
+        seed=seed + fold,
         scheme=scheme,
         stratified=stratified,
         parts=parts,
@@ -167,6 +175,7 @@ def split_name(
     seed: int,
     stratified: bool,
     unlabelled: Sequence[str] = (),
+    folds: int = 0,
 ) -> str:
     """For example cross-g12ec@0.01.s20."""
     own = [name for name in databases if name not in unlabelled]
@@ -174,7 +183,7 @@ def split_name(
         protocol
     ]
     more = "".join(f"+{name}" for name in sorted(unlabelled))
-    return f"{protocol}{of}{more}{'' if stratified else '-random'}@{ratio:g}.s{seed}"
+    return f"{protocol}{of}{more}{'' if stratified else '-random'}{f'-{folds}fold' if folds else ''}@{ratio:g}.s{seed}"
 
 
 def count(y: NDArray[np.uint8], short: Sequence[str]) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """The recordings of a database: find them by its recipe, and read one as the twelve standard leads in mV with its labels."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ecgmatch_dist.data.annotations import Annotation
-from ecgmatch_dist.data.databases import Recipe
-from ecgmatch_dist.data.formats.leads import arrange
-from ecgmatch_dist.data.formats.read import read_tracing
-from ecgmatch_dist.data.formats.recording import Layout
+from ecgmatch_dist.data.databases import Recipe, Signals
+from ecgmatch_dist.data.formats.leads import arrange, check_signal
+from ecgmatch_dist.data.formats.read import format_of, read_tracing, refs_in
 from ecgmatch_dist.data.formats.recording import Recording as Recording
 from ecgmatch_dist.data.formats.recording import RecordRef as RecordRef
 from ecgmatch_dist.data.formats.recording import Rejected as Rejected
@@ -25,7 +25,7 @@ def find_folder(recipe: Recipe, raw: Path) -> Path:
 def find_records(recipe: Recipe, raw: Path) -> list[RecordRef]:
     """All recordings, sorted by name."""
     folder = find_folder(recipe, raw)
-    paths = {path for pattern in recipe.files for path in folder.glob(pattern)}
+    paths = {path for pattern in recipe.files for path in folder.glob(pattern)} - {folder / recipe.labels.file}
     if not paths:
         places = ", ".join(recipe.folders)
         raise UserError(
@@ -33,11 +33,11 @@ def find_records(recipe: Recipe, raw: Path) -> list[RecordRef]:
             f"or the one that holds {places or 'it'}"
         )
     refs: dict[str, RecordRef] = {}
-    for path in sorted(paths):
-        ref = RecordRef(recipe.key(path.stem), path.with_suffix(""))
+    found = (ref for path in sorted(paths) for ref in refs_in(path, recipe.signals.format))
+    for ref in (replace(ref, key=recipe.key(ref.key)) for ref in found):
         if ref.key in refs:
             raise UserError(
-                f"two recordings are named {ref.key}: {refs[ref.key].path}.hea and {path}; "
+                f"two recordings are named {ref.key}: {refs[ref.key].path} and {ref.path}; "
                 f"remove one, or rename them with `rename` in the recipe"
             )
         refs[ref.key] = ref
@@ -45,7 +45,10 @@ def find_records(recipe: Recipe, raw: Path) -> list[RecordRef]:
 
 
 def read_recording(
-    ref: RecordRef, annotations: dict[str, Annotation] | None = None, keep_unlisted: bool = False
+    ref: RecordRef,
+    annotations: dict[str, Annotation] | None = None,
+    keep_unlisted: bool = False,
+    signals: Signals = Signals(),
 ) -> Recording:
     """Read one recording, with labels from `annotations`, or from its header if None. `keep_unlisted`: one that the table
     lacks has no codes. Raises Rejected."""
@@ -53,8 +56,12 @@ def read_recording(
         raise Rejected(
             "name", f"`{ref.key}` has other characters than letters, digits, _ and - (see `rename` in the recipe)"
         )
-    tracing = read_tracing(ref, Layout())
-    signal, flags = arrange(tracing, {}, fill=False)
+    tracing = read_tracing(ref, signals, signals.format)
+    signal, flags = arrange(tracing, signals.lead_map, fill=signals.missing == "zero")
+    if (
+        format_of(ref.path, signals.format).name != "wfdb"
+    ):  # the public databases keep recordings whose leads are all flat
+        flags += check_signal(signal)
     if annotations is None:
         labels = Annotation(tracing.codes, tracing.patient, tracing.age, tracing.sex)
     elif ref.key in annotations:

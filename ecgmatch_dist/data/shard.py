@@ -19,10 +19,12 @@ import webdataset as wds
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.data.annotations import Annotation
+from ecgmatch_dist.data.databases import Signals
 from ecgmatch_dist.data.index import COLUMNS, file_sha256, read_rows
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.preprocess import LEADS, Preprocess, preprocess
 from ecgmatch_dist.data.recordings import Recording, RecordRef, Rejected, read_recording
+from ecgmatch_dist.data.segments import cut, recording_of
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import sync_folder, write_text
 
@@ -42,6 +44,7 @@ class ShardJob:
     strict: bool
     strangers: tuple[str, ...] = ()
     """Names in the table of labels that no recording has."""
+    signals: Signals = Signals()
 
     @property
     def name(self) -> str:
@@ -50,7 +53,8 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class BuiltShard:
-    """A finished shard. `bytes` is 0 if no recording was kept: there is no tar then."""
+    """A finished shard. `bytes` is 0 if no recording was kept: there is no tar then. Pieces of a long recording count as
+    recordings, but one that is rejected counts once."""
 
     name: str
     sha256: str
@@ -64,18 +68,19 @@ def build_shard(job: ShardJob, done: Callable[[int], None] = lambda _: None) -> 
     table, tar = job.folder / f"{job.name}.csv", job.folder / f"{job.name}.tar"
     if table.exists() and (tar.exists() or read_rows(table).empty):
         done(len(job.refs))
-        kept = len(read_rows(table))
+        keys = read_rows(table)["key"].tolist()
     else:
         # One thread: the last bit of a matrix product depends on their number, and workers do not compete for cores.
         with threadpool_limits(1):
-            kept = _write_shard(job, done)
-    if kept == 0:
+            keys = _write_shard(job, done)
+    if not keys:
         return BuiltShard(f"{job.name}.tar", "", 0, 0, len(job.refs))
-    return BuiltShard(tar.name, file_sha256(tar), tar.stat().st_size, kept, len(job.refs) - kept)
+    rejected = len(job.refs) - len({recording_of(key) for key in keys})
+    return BuiltShard(tar.name, file_sha256(tar), tar.stat().st_size, len(keys), rejected)
 
 
-def _write_shard(job: ShardJob, done: Callable[[int], None]) -> int:
-    """Returns the number of recordings kept."""
+def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
+    """Returns the names of the recordings kept."""
     rows: list[list[str | int]] = []
     rejects: list[list[str | int]] = []
     tar = job.folder / f"{job.name}.tar"
@@ -86,7 +91,8 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> int:
             with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
                 for ref in job.refs:
                     try:
-                        rows.append([len(rows), *_add_recording(writer, job, ref)])
+                        for piece in _read(job, ref):
+                            rows.append([len(rows), *_add_recording(writer, job, piece)])
                     except Rejected as fault:
                         if job.strict and fault.kind != "no class":
                             raise UserError(f"{ref.path}: {fault} (--strict)") from None
@@ -102,25 +108,31 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> int:
     if rejects:
         write_text(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
     write_text(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
-    return len(rows)
+    return [str(row[1]) for row in rows]
 
 
-def _add_recording(writer: Any, job: ShardJob, ref: RecordRef) -> list[str | int]:
-    """Read, label, preprocess and append one recording. Returns its row of the manifest without the row number."""
-    recording = read_recording(ref, job.annotations, job.keep_unlabelled)
-    label = job.scheme.encode(recording.codes)
-    if not label.any() and not job.keep_unlabelled:
+def _read(job: ShardJob, ref: RecordRef) -> list[Recording]:
+    """The recording, or its pieces."""
+    recording = read_recording(ref, job.annotations, job.keep_unlabelled, job.signals)
+    if not job.scheme.encode(recording.codes).any() and not job.keep_unlabelled:
         raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
-    signal, flags = preprocess(recording.signal, recording.rate, job.settings)
+    return cut(recording, job.settings) if job.signals.segments == "all" else [recording]
+
+
+def _add_recording(writer: Any, job: ShardJob, recording: Recording) -> list[str | int]:
+    """Preprocess and append one recording. Returns its row of the manifest without the row number."""
+    label = job.scheme.encode(recording.codes)
+    signal, found = preprocess(recording.signal, recording.rate, job.settings)
+    flags = (*recording.flags, *found)
     data = torch.from_numpy(signal).half().numpy().tobytes()  # numpy rounds to 16 bits twenty times more slowly
     about = _about(job, recording, job.scheme.names(label), flags)
     header = npy_header(job.settings.length)
-    writer.write({"__key__": ref.key, "ecg.npy": header + data})
+    writer.write({"__key__": recording.key, "ecg.npy": header + data})
     # The tar's position is now after this member, which fills whole blocks of 512 bytes.
     offset = writer.tarstream.offset - -(-(len(header) + len(data)) // 512) * 512 + len(header)
-    writer.write({"__key__": ref.key, "json": json.dumps(about, sort_keys=True).encode()})
+    writer.write({"__key__": recording.key, "json": json.dumps(about, sort_keys=True).encode()})
     return [
-        ref.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.fold,
+        recording.key, job.database, " ".join(about["labels"]), " ".join(recording.codes), recording.patient, recording.fold,
         recording.age, recording.sex, round(recording.rate), about["samples"], " ".join(flags), f"{job.name}.tar", offset,
         hashlib.sha256(data).hexdigest(),
     ]  # fmt: skip

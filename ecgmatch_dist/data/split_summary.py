@@ -71,6 +71,11 @@ def readiness(split: Split, labels: Mapping[str, NDArray[np.uint8]], signals: st
             low, high = wilson(0.8, n)
             lines.append(
                 f"warning: {n} recordings in the {part} part: a share of 80 % on them may in truth be {low:.0%} to {high:.0%}"
+                + (
+                    " (see `--validation-folds`)"
+                    if part == "validation" and n < FEW and "fold@" not in split.name
+                    else ""
+                )
             )
     return lines
 

@@ -102,14 +102,19 @@ def split_shards(
     unlabelled_databases: Sequence[str] = (),
     name: str = "",
     strict: bool = False,
+    folds: int = 0,
 ) -> list[Path]:
-    """Make one split per seed, save and show it. Returns the files. The arguments are those of `ecgmatch split`."""
+    """Make one split per seed (and fold), save and show it. Returns the files. The arguments are those of `ecgmatch split`."""
     if (protocol == "given") != (labelled is not None) or (validation is not None and protocol != "given"):
         raise UserError(
             "--labelled LIST belongs to the protocol given, which needs it; --validation LIST and --test LIST too"
         )
-    if name and len(seeds) > 1:
-        raise UserError(f"--name {name}: {len(seeds)} seeds would share one name; give one --seed")
+    if name and len(seeds) * max(folds, 1) > 1:
+        raise UserError(f"--name {name}: {len(seeds) * max(folds, 1)} splits would share one name; give one --seed")
+    if folds and (folds < 2 or protocol == "folds" or validation is not None or len(seeds) > 1):
+        raise UserError(
+            f"--validation-folds {folds}: at least 2, one --seed, and no published or listed validation part"
+        )
     store = ShardStore(shards, databases_for(protocol, shards, database, databases, test, unlabelled_databases))
     schemes = {name: dataset.scheme for name, dataset in store.datasets.items()}
     if not scheme and len(set(schemes.values())) > 1:
@@ -130,7 +135,7 @@ def split_shards(
         )  # no reason to hide what there is
     console = Console()
     paths = []
-    for seed in seeds:
+    for seed, fold in ((seed, fold) for seed in seeds for fold in range(max(folds, 1))):
         split = make_split(
             store,
             protocol,
@@ -143,6 +148,8 @@ def split_shards(
             unlabelled_databases=unlabelled_databases,
             listed=listed,
             name=name,
+            fold=fold,
+            folds=folds,
         )
         path = to / f"{split.name}.json"
         split.save(path)
@@ -179,6 +186,7 @@ def main(
     ratio: float | None = None,
     seed: int = 20,
     seeds: tuple[int, ...] = (),
+    validation_folds: int = 0,
     scheme: str = "",
     random: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     name: str = "",
@@ -202,6 +210,8 @@ def main(
             have no label.
         seed: Seed of the random draw.
         seeds: Several seeds, one split each; instead of seed.
+        validation_folds: So many splits with the same test part, in which the labelled recordings take turns to validate. For
+            very few labels: train on each, and take the mean.
         scheme: Label scheme, a name or a .toml file; default: the one that the shards were made with.
         random: Draw at random, without stratification by label.
         name: Name of the split; default: made from the protocol, the database, the ratio and the seed.
@@ -225,4 +235,5 @@ def main(
         unlabelled_database,
         name,
         strict,
+        validation_folds,
     )

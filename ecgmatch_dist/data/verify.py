@@ -23,6 +23,7 @@ from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, read_data
 from ecgmatch_dist.data.label_check import codes_without_class, complain_about_classes, complain_about_codes
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.modes import compare_modes, table
+from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.shard import npy_header
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
@@ -70,7 +71,7 @@ def verify(folder: Path, cards: Path | None = None) -> Verification:
     by_shard = dict(list(manifest.groupby("shard", sort=False)))
     for shard in track(dataset.shards, dataset.database, transient=True, disable=not sys.stderr.isatty()):
         problems += _check_shard(folder, shard, by_shard.get(shard.name, manifest.iloc[:0]), dataset.length)
-    differences = _differences(dataset, labels)
+    differences = _differences(dataset, labels, manifest["key"].map(recording_of).nunique())
     page = render_card(folder, dataset, manifest, labels, problems, [*differences, *doubts])
     card = cards / f"{dataset.database}.html" if cards else folder / "card.html"
     try:
@@ -153,12 +154,12 @@ def _check_sample(descriptor: int, sample: Sample, entry: Entry, length: int) ->
     return ""
 
 
-def _differences(dataset: Dataset, labels: NDArray[np.uint8]) -> list[str]:
-    """Counts that are not the recipe's."""
+def _differences(dataset: Dataset, labels: NDArray[np.uint8], kept: int) -> list[str]:
+    """Counts that are not the recipe's. The segments of a recording count as one."""
     expected = dataset.expected
     counts = {
-        "recordings read": (dataset.recordings + dataset.rejected, expected.recordings),
-        "kept": (dataset.recordings, expected.kept),
+        "recordings read": (kept + dataset.rejected, expected.recordings),
+        "kept": (kept, expected.kept),
         **{
             f"of class {short}": (int(count), expected.classes.get(short))
             for short, count in zip(dataset.classes, (labels == 1).sum(axis=0), strict=True)

@@ -194,7 +194,7 @@ def test_other_settings_or_recordings_are_noticed(raw: Path, tmp_path: Path) -> 
 
 
 def test_strict_stops_at_the_first_bad_recording(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"r4: cut short: r4\.mat holds 82 of 1000 samples"):
+    with pytest.raises(UserError, match=r"r4\.hea: cut short: r4\.mat holds 82 of 1000 samples"):
         build.build(OWN, raw, tmp_path / "out", CPU, strict=True)
     assert not list((tmp_path / "out/own").glob("*.tar"))
     assert not list((tmp_path / "out/own").glob(".*.partial"))

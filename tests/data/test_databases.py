@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from ecgmatch_dist import resources
-from ecgmatch_dist.data.databases import Expected, LabelSource, Recipe, load_recipe
+from ecgmatch_dist.data.databases import Expected, LabelSource, Recipe, Signals, load_recipe
 from ecgmatch_dist.errors import UserError
 
 
@@ -17,8 +17,8 @@ def test_every_recipe_loads(path) -> None:  # type: ignore[no-untyped-def]
 def test_the_example_shows_every_key() -> None:
     text = (resources.folder("shards") / "example_own.toml").read_text()
     keys = [line.split("=")[0].strip() for line in text.splitlines() if "=" in line and not line.startswith("#")]
-    fields = [f.name for kind in (Recipe, LabelSource, Expected) for f in dataclasses.fields(kind)]
-    assert sorted({*fields} - {"labels", "expected", "statements"}) == sorted(keys)
+    fields = [f.name for kind in (Recipe, Signals, LabelSource, Expected) for f in dataclasses.fields(kind)]
+    assert sorted({*fields} - {"labels", "signals", "expected", "statements"}) == sorted(keys)
 
 
 def test_expected_counts_of_the_paper_add_up() -> None:

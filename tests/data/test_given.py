@@ -124,3 +124,23 @@ def test_lists_that_cannot_be(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--labelled LIST belongs to the protocol given"):
         split_shards(str(shards), "within", "own", labelled=tmp_path / "labelled.csv", to=tmp_path)
     assert not (tmp_path / "splits").exists()
+
+
+def test_twenty_labels_take_turns_to_validate(tmp_path: Path) -> None:
+    """Five splits: one test part, and each of the other labelled recordings validates once."""
+    codes = [*random_codes(20), *[""] * 60]
+    make_shards(tmp_path, "own", 80, codes=codes)
+    paths = split_shards(str(tmp_path), "within", "own", folds=5, to=tmp_path / "splits")
+    splits = [Split.load(path) for path in paths]
+    assert [split.name for split in splits] == [f"within-own-5fold@1.s{seed}" for seed in range(20, 25)]
+    assert len({tuple(split.parts["test"]) for split in splits}) == 1
+    turns = [name for split in splits for name in split.parts["validation"]]
+    assert len(turns) == len(set(turns)) == 20 - len(splits[0].parts["test"])
+    for split in splits:
+        assert set(split.parts["labelled"]) == set(turns) - set(split.parts["validation"])
+        assert len(split.parts["validation"]) >= 3
+        assert len(split.parts["unlabelled"]) == 60
+    with pytest.raises(UserError, match="too few"):
+        split_shards(str(tmp_path), "within", "own", folds=15, to=tmp_path / "more")
+    with pytest.raises(UserError, match="at least 2"):
+        split_shards(str(tmp_path), "within", "own", folds=1, to=tmp_path / "more")

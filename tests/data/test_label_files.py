@@ -93,7 +93,7 @@ map = { Vorhofflimmern = "I48.9", Rechtsschenkelblock = "RBBB", "ST-Senkung" = "
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"PK\x03\x04rest", "an Excel workbook; save the sheet as CSV"),
+        (b"PK\x03\x04rest", "the workbook cannot be read"),
         (b"record,dx\nx1,AF\n", "no column names the recordings of these shards; its first row is x1, AF"),
         (b"record,dx\ne1,AF,RBBB\n", "line 2 has 3 cells, the header 2; put cells that hold the separator in quotes"),
         (b"record,note\ne1,hello\n", "no column holds labels of the scheme own"),

@@ -173,7 +173,7 @@ def test_finding_recordings(tmp_path: Path, folder: str) -> None:
     for name in ("E2", "E1"):
         write_record(tmp_path / folder, name, make_signal(n=10))
     refs = find_records(load_recipe("g12ec"), tmp_path)
-    assert refs == [RecordRef(name, tmp_path / folder / name) for name in ("E1", "E2")]
+    assert refs == [RecordRef(name, tmp_path / folder / f"{name}.hea") for name in ("E1", "E2")]
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
     named = any(_number(cell, decimal) is None for cell in first)
     try:
         table = pd.read_csv(
-            io.StringIO("\n".join(lines[named:])), sep=separator, decimal=decimal, header=None, dtype=np.float32,
+            io.StringIO("\n".join(lines[named:])), sep=separator, decimal=decimal, header=None, dtype=np.float64,
             na_values=["NaN", "nan", "-", ""], skipinitialspace=True,
         )  # fmt: skip
     except (ValueError, pd.errors.ParserError) as error:
@@ -60,7 +60,7 @@ def _number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _from_columns(header: list[str], values: NDArray[np.float32], layout: Layout) -> Tracing:
+def _from_columns(header: list[str], values: NDArray[np.float64], layout: Layout) -> Tracing:
     """Columns with names. If these are no names of leads, the layout's count."""
     if values.shape[1] != len(header):
         raise Rejected("layout", f"{values.shape[1]} columns under {len(header)} names")
@@ -73,7 +73,7 @@ def _from_columns(header: list[str], values: NDArray[np.float32], layout: Layout
         name = cell[: unit.start()] if unit else cell
         if name.lower() in TIME:
             scale = 1e-3 if unit and unit[1].lower().startswith("ms") else TIME[name.lower()]
-            rate = _rate(values[:, place].astype(np.float64) * scale)
+            rate = _rate(values[:, place] * scale)
         elif name.lower() not in COUNTERS:
             names.append(name)
             units.append(unit[1] if unit else "")
@@ -91,4 +91,4 @@ def _rate(seconds: NDArray[np.float64]) -> float | None:
     if len(seconds) < 2 or not np.isfinite(seconds).all() or seconds[-1] <= seconds[0]:
         return None
     rate = float((len(seconds) - 1) / (seconds[-1] - seconds[0]))
-    return float(round(rate)) if abs(rate - round(rate)) < 0.01 * rate else round(rate, 3)
+    return float(round(rate)) if abs(rate - round(rate)) < 0.001 * rate else round(rate, 3)

@@ -31,12 +31,13 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def names(path: Path) -> list[str]:
-    """The names of the file's recordings, in their order."""
+    """The names of the file's recordings, in their order. CODE-15 ends a file with an empty row of the id 0: no recording."""
     with _open(path) as (file, tracings):
         column = next((name for name in IDS if name in file and len(file[name]) == len(tracings)), None)
         if column is None:
             return [f"{path.stem}_{i}" for i in range(len(tracings))]
-        return [i.decode() if isinstance(i, bytes) else str(i) for i in file[column][:].tolist()]
+        found = [i.decode() if isinstance(i, bytes) else str(i) for i in file[column][:].tolist()]
+        return found[:-1] if found[-1] == "0" else found
 
 
 def read(ref: RecordRef, layout: Layout) -> Tracing:

@@ -90,7 +90,7 @@ def refs_in(path: Path, name: str = "") -> list[RecordRef]:
 
 def stem(name: str | Path) -> str:
     """A recording's name from its file's: without folder and without the suffix of a format. Blanks and dots stay."""
-    path = Path(name)
+    path = Path(str(name).replace("\\", "/"))
     known = path.suffix.lower() in BY_SUFFIX or path.suffix.lower() in (".dat", ".mat")
     return path.stem if known else path.name
 

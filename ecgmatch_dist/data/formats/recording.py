@@ -1,6 +1,6 @@
 """The types of this room: what to read, what a file does not say itself, what a reader returns, what everybody else gets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,9 +38,9 @@ class Layout:
     """Samples per second."""
     unit: str = ""
     """uV, mV or V, also with a factor (`1e-4 V`, `4.88 uV`): the value of 1 in the file."""
-    leads: Sequence[str] = ()
+    leads: tuple[str, ...] = ()
     """Names of the columns in their order."""
-    lead_map: Mapping[str, str] = field(default_factory=dict)
+    lead_map: dict[str, str] = field(default_factory=dict)
     """The file's own names -> standard ones: {"Kanal 1": "I"}."""
 
 

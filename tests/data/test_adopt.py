@@ -1,0 +1,92 @@
+"""`ecgmatch adopt`: the recipe and the scheme that it writes build the archive."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ecgmatch_dist.data.adopt.command import adopt
+from ecgmatch_dist.data.adopt.survey import is_signal_table
+from ecgmatch_dist.data.build import build
+from ecgmatch_dist.data.databases import load_recipe
+from ecgmatch_dist.data.index import read_manifest
+from ecgmatch_dist.data.preprocess import LEADS, PRESETS
+from ecgmatch_dist.errors import UserError
+from tests.support.archive import write_mixed
+from tests.support.recordings import make_signal, write_record
+
+
+def test_a_mixed_folder_needs_three_looks_and_a_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "Station 3"
+    write_mixed(raw, words=("Vorhofflimmern", "Normalbefund, gedreht"))
+    (raw / "readme.txt").write_text("From the archive of ward 3\n")
+    path = adopt(raw, tmp_path, "", look=100)
+    out = capsys.readouterr().out
+    for line in (
+        "recordings  20 in 17 files: .csv 4, .edf 4, .h5 4, .hea 4, .npy 4",
+        "rates       not said 12, 100 Hz 8",
+        "leads       all twelve 12, twelve without names 8",
+        "labels      Befunde.xlsx: column `record` names 15 of 20 recordings, column `Befund` holds 3 different labels",
+        "patients    column `Patient`",
+        "doubt       5 recordings are in no row: they are unlabelled",
+        "next        look at the 3 lines marked EDIT",
+    ):
+        assert line in out, line
+    recipe = load_recipe(str(path))
+    assert (recipe.database, recipe.signals.rate, recipe.signals.unit) == ("station_3", 100, "mV")
+    assert recipe.signals.leads == LEADS
+    manifest = build(recipe, raw, tmp_path / "shards", PRESETS["cpu"])
+    assert len(manifest) == 20
+    assert (manifest["codes"] != "").sum() == 15
+    assert manifest["labels"].str.contains("Vorhof").sum() == 8
+    page = (tmp_path / "station_3_preview.html").read_text()
+    assert page.count("<figure>") == 5
+    with pytest.raises(UserError, match="exists already"):
+        adopt(raw, tmp_path, "", look=100)
+
+
+def test_labels_in_headers_and_a_known_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i), codes="426783006,164889003")
+    (tmp_path / "raw/r2.dat").write_bytes(b"")
+    recipe = load_recipe(str(adopt(tmp_path / "raw", tmp_path, "mine", look=2)))
+    assert (recipe.scheme, recipe.labels.source, recipe.files) == ("ecgmatch5", "header", ("*.hea",))
+    out = capsys.readouterr().out
+    assert "classes     scheme ecgmatch5" in out
+    assert "look at the preview, then" in out
+    adopt(tmp_path / "raw", tmp_path, "again", look=9)
+    assert "doubt       1 recordings cannot be read: cut short: r2.dat holds 0" in capsys.readouterr().out
+
+
+def test_marks_and_the_unit_of_an_array(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for i in range(12):
+        np.save(tmp_path / f"raw/e{i}.npy", (1000 * make_signal(i, n=5000)).astype(np.int16))
+    table = pd.DataFrame({"id": [f"e{i}" for i in range(12)], "AF": [1] * 10 + [0] * 2, "Age": 60, "LVH": [0, 1] * 6})
+    table.to_csv(tmp_path / "raw/labels.csv", index=False, sep=";")
+    recipe = load_recipe(str(adopt(tmp_path / "raw", tmp_path, "marks", look=50)))
+    assert (recipe.signals.rate, recipe.signals.unit) == (500, "uV")
+    manifest = build(recipe, tmp_path / "raw", tmp_path / "shards", PRESETS["cpu"])
+    assert manifest["labels"].str.contains("AF").sum() == 10
+    assert set(read_manifest(tmp_path / "shards/marks")["age"]) == {"60"}
+
+
+def test_what_is_a_table_of_samples(tmp_path: Path) -> None:
+    for text, samples in (
+        ("I,II,V1\n0.1,0.2,0.3\n", True),
+        ("0.1;0.2;0.3\n", True),
+        ("record,dx\n1,2\n", False),
+        ("Lead I [mV]\tLead II [mV]\n", True),
+        ("Dear colleague,\n", False),
+        ("", False),
+    ):
+        (tmp_path / "a.csv").write_text(text)
+        assert is_signal_table(tmp_path / "a.csv") is samples, text
+
+
+def test_folders_without_recordings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        adopt(tmp_path / "nowhere", tmp_path, "", 10)
+    with pytest.raises(UserError, match=r"no recordings in it; known are files with \.hea"):
+        adopt(tmp_path, tmp_path, "", 10)
