@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import webdataset as wds
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.data.annotations import Annotation
 from ecgmatch_dist.data.databases import Signals
+from ecgmatch_dist.data.header_limits import check_length
 from ecgmatch_dist.data.index import COLUMNS, file_sha256, read_rows
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.preprocess import LEADS, Preprocess, preprocess
@@ -91,7 +93,7 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
             with wds.TarWriter(stream, encoder=False, user="", group="", mode=0o444, mtime=0) as writer:
                 for ref in job.refs:
                     try:
-                        for piece in _read(job, ref):
+                        for piece in _prepare(job, ref):
                             rows.append([len(rows), *_add_recording(writer, job, piece)])
                     except Rejected as fault:
                         if job.strict and fault.kind != "no class":
@@ -111,20 +113,44 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
     return [str(row[1]) for row in rows]
 
 
-def _read(job: ShardJob, ref: RecordRef) -> list[Recording]:
-    """The recording, or its pieces."""
-    recording = read_recording(ref, job.annotations, job.keep_unlabelled, job.signals)
-    if not job.scheme.encode(recording.codes).any() and not job.keep_unlabelled:
-        raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
-    return cut(recording, job.settings) if job.signals.segments == "all" else [recording]
+class Prepared(NamedTuple):
+    """A recording, or a piece of one, that can be written."""
+
+    recording: Recording
+    label: NDArray[np.uint8]  # [C]
+    data: bytes
+    flags: tuple[str, ...]
 
 
-def _add_recording(writer: Any, job: ShardJob, recording: Recording) -> list[str | int]:
-    """Preprocess and append one recording. Returns its row of the manifest without the row number."""
-    label = job.scheme.encode(recording.codes)
+def _prepare(job: ShardJob, ref: RecordRef) -> list[Prepared]:
+    """Read, label and preprocess one recording, or its pieces. Whatever is in it, it does not stop the build."""
+    try:
+        recording = read_recording(ref, job.annotations, job.keep_unlabelled, job.signals)
+        label = job.scheme.encode(recording.codes)
+        if not label.any() and not job.keep_unlabelled:
+            raise Rejected("no class", f"of {job.scheme.name} in {' '.join(recording.codes) or 'no codes'}")
+        check_length(recording.signal.shape[1], recording.rate, job.settings.rate)
+        pieces = cut(recording, job.settings) if job.signals.segments == "all" else [recording]
+        return [_preprocess(job, piece, label) for piece in pieces]
+    except (Rejected, UserError):
+        raise
+    except MemoryError:
+        raise UserError(f"{ref.path}: out of memory; try fewer --workers, the same command continues") from None
+    except Exception as error:
+        raise Rejected("unexpected", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _preprocess(job: ShardJob, recording: Recording, label: NDArray[np.uint8]) -> Prepared:
     signal, found = preprocess(recording.signal, recording.rate, job.settings)
-    flags = (*recording.flags, *found)
-    data = torch.from_numpy(signal).half().numpy().tobytes()  # numpy rounds to 16 bits twenty times more slowly
+    half = torch.from_numpy(signal).half().numpy()  # numpy rounds to 16 bits twenty times more slowly
+    if not np.isfinite(half).all():
+        raise Rejected("not finite", "values that do not fit into 16 bits after preprocessing")
+    return Prepared(recording, label, half.tobytes(), (*recording.flags, *found))
+
+
+def _add_recording(writer: Any, job: ShardJob, prepared: Prepared) -> list[str | int]:
+    """Append one recording. Returns its row of the manifest without the row number."""
+    recording, label, data, flags = prepared
     about = _about(job, recording, job.scheme.names(label), flags)
     header = npy_header(job.settings.length)
     writer.write({"__key__": recording.key, "ecg.npy": header + data})

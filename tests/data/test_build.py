@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import webdataset as wds
 from threadpoolctl import threadpool_limits
@@ -191,6 +192,27 @@ def test_other_settings_or_recordings_are_noticed(raw: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"recordings \(7, now 8\)"):
         build.build(OWN, raw, out, CPU, shard_size=2)
     assert contents(out / "own") == before
+
+
+def test_no_recording_stops_a_build(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [("Dx: 426783006", f"Dx: {what}") for what in ("{1}", "{", "{'a': 1", '{"a":' + "[" * 100_000)]
+    changes += [("12 100 1000", "12 100 1000000000000"), ("12 100 1000", "12 1000000000000 1000")]
+    for number, (old, new) in enumerate(changes):
+        header = write_record(raw, f"hostile{number}", make_signal(number, n=1000)).with_suffix(".hea")
+        assert old in header.read_text()
+        header.write_text(header.read_text().replace(old, new))
+    build.build(OWN, raw, tmp_path / "out", CPU, shard_size=20)
+    rejects = pd.read_csv(tmp_path / "out/own/rejects.csv", index_col="key")["reason"]
+    kinds = [rejects[f"hostile{number}"].partition(":")[0] for number in range(len(changes))]
+    assert kinds == ["label", "label", "label", "label", "header", "header"]
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError("a fault\nthat nobody thought of")
+
+    monkeypatch.setattr(shard, "preprocess", fault)
+    with pytest.raises(UserError, match="not one recording could be kept"):
+        build.build(OWN, raw, tmp_path / "faults", CPU)
+    assert "r0,unexpected: ZeroDivisionError: a fault that nobody" in (tmp_path / "faults/own/rejects.csv").read_text()
 
 
 def test_strict_stops_at_the_first_bad_recording(raw: Path, tmp_path: Path) -> None:

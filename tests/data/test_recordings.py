@@ -1,3 +1,4 @@
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_bad_recordings_are_rejected_with_the_reason(tmp_path: Path) -> None:
         (tmp_path / "header.hea").write_text(text)
         assert rejection(tmp_path / "header").kind == "header", text
     path = write_record(tmp_path, "still", x, rate=0)
-    assert str(rejection(path)) == "header: sampling rate 0"
+    assert str(rejection(path)) == "header: sampling rate 0, 1 to 50,000 Hz are read"
     path = write_record(tmp_path, "two.dots", x)
     with pytest.raises(Rejected, match="letters, digits"):
         read_recording(RecordRef("two.dots", path))
@@ -192,6 +193,50 @@ def test_two_recordings_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         find_records(OWN, tmp_path)
     assert f"{tmp_path}/g1/E1.hea and {tmp_path}/g2/E1.hea" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("12 100 20", "12 100 1000000000000", "header: 1000000000000 samples per lead, at most 2,000,000 are read"),
+        ("12 100 20", "12 100 " + "9" * 5000, "samples per lead"),
+        ("12 100 20", "9" * 5000 + " 100 20", "leads, at most"),
+        ("12 100 20", "12 1000000000000 20", "header: sampling rate 1e+12"),
+        ("12 100 20", "12 . 20", "header: sampling rate"),
+        ("1000.0(0)", f"1000.0({'9' * 400})", "header: a gain or baseline that is not a finite number"),
+        ("r1.dat 16 ", "r1.dat 16x1000000000 ", "header: frames and skews of 20000000000 samples"),
+        ("r1.dat 16 ", "r1.dat 16:1000000000 ", "header: frames and skews of 1000000020 samples"),
+        ("r1.dat 16 ", f"r1.dat 16+{10**30} ", "cut short"),
+        ("r1.dat", "/etc/passwd", "header: invalid syntax in signal line"),
+        ("r1.dat", "../r1.dat", "header: invalid syntax in signal line"),
+        ("Dx: 426783006", "Dx: {1}", "label: codes `{1}`: give codes separated by commas"),
+        ("Dx: 426783006", "Dx: {", "label: codes `{`"),
+        ("Dx: 426783006", "Dx: {'a': 1", "label: codes `{'a': 1`"),
+        ("Dx: 426783006", 'Dx: {"a":' + "[" * 100_000, "label: codes"),
+        ("Dx: 426783006", "x" * 2**21, "header: 2,097"),
+    ],
+)
+def test_a_header_that_claims_too_much_is_rejected_before_memory_is_asked_for(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    header = write_record(tmp_path, "r1", make_signal(n=20)).with_suffix(".hea")
+    text = header.read_text()
+    assert old in text
+    header.write_text(text.replace(old, new))
+    assert message in str(rejection(tmp_path / "r1"))
+
+
+def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
+    path = write_record(tmp_path, "r1", make_signal(n=20))
+    for suffix in (".dat", ".hea"):
+        path.with_suffix(suffix).unlink()
+        os.mkfifo(path.with_suffix(suffix))
+        assert f"unreadable: r1{suffix} is not a regular file" in str(rejection(path))
+
+
+def test_codes_never_hold_what_would_break_a_table() -> None:
+    assert parse_codes("1\x00,2\x1b[31m") == ("1", "2", "[31m")
+    assert parse_codes("{'left bundle': 1, '': 2, 'a\\u0000b': 3}") == ("left_bundle", "a_b")
 
 
 def test_codes() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ecgmatch_dist.data.formats import arrays, clinical, csv_table, edf, hdf5, wfdb_record
 from ecgmatch_dist.data.formats.leads import arrange, check_layout, check_signal
 from ecgmatch_dist.data.formats.recording import Layout, Recording, RecordRef, Rejected, Tracing
+from ecgmatch_dist.data.header_limits import LEAST_RATE, MOST_RATE
 from ecgmatch_dist.errors import UserError
 
 
@@ -139,6 +140,6 @@ def read_tracing(ref: RecordRef, layout: Layout, name: str = "") -> Tracing:
         raise Rejected(
             "unreadable", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from None
-    if not tracing.rate >= 1:
-        raise Rejected("header", f"sampling rate {tracing.rate:g}")
+    if not LEAST_RATE <= tracing.rate <= MOST_RATE:
+        raise Rejected("header", f"sampling rate {tracing.rate:g}, {LEAST_RATE} to {MOST_RATE:,} Hz are read")
     return tracing
