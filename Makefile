@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cluster lab lint clean
+.PHONY: help demo test test-slow test-cluster fuzz lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method 
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)
 	SLURM_LAB_GPUS=2 slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
+
+FUZZ ?= 7000
+fuzz: $(STAMP) ## FUZZ mutations of each of 15 formats: no traceback, no hang, no memory (an hour; docs/reliability.md)
+	FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout=0 tests/fuzz tests/data/test_index.py
 
 lab: $(STAMP) ## a small sweep on a real Slurm of two nodes on this machine, with a pre-emption and a power cut
 	PATH=$(CURDIR)/$(BIN):$$PATH slurm/lab/with-slurm slurm/lab/show lab-demo

@@ -1,6 +1,5 @@
 """The `ecgmatch` command. Each subcommand is one typed function; only the one that is called is imported."""
 
-import errno
 import importlib
 import os
 import sys
@@ -11,7 +10,8 @@ from typing import Literal
 import tyro
 
 from ecgmatch_dist import __version__
-from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.errors import UserError, disk_sentence, error_line
+from ecgmatch_dist.files.plain import plain_lines
 from ecgmatch_dist.terminal.next_step import advise
 
 COMMANDS = {
@@ -40,8 +40,6 @@ COMMANDS = {
     "bench": ("ecgmatch_dist.bench:main", "measure speed against the usual alternatives"),
     "completion": ("ecgmatch_dist.cli:completion", "complete commands and options in your shell"),
 }
-NO_RIGHT = {errno.EACCES, errno.EPERM}
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 PARSE_THEMSELVES = {"train", "bench"}  # their first words decide which options there are
 
 
@@ -116,16 +114,13 @@ def main() -> None:
         else:
             tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
     except UserError as error:
-        sys.exit(f"ecgmatch: {error}")
+        sys.exit(plain_lines(error_line(error)))
     except BrokenPipeError:  # `ecgmatch ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno not in DISK | NO_RIGHT:
+        sentence = disk_sentence(error)
+        if sentence is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = "make room or repair the disk, then give the same command again"
-        if error.errno in NO_RIGHT:
-            remedy = "name another place, or ask its owner for the right to read and write there"
-        sys.exit(f"ecgmatch: {where}{error.strerror}; {remedy}")
+        sys.exit(plain_lines(f"ecgmatch: {sentence}"))
     except KeyboardInterrupt:
         sys.exit("ecgmatch: interrupted; the same command continues where it stopped")

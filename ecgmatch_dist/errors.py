@@ -1,5 +1,10 @@
 """The error for problems that a user can fix. It is shown as one line, without a traceback."""
 
+import errno
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+"""Failures of a disk, also where Python does not say of which file."""
+
 
 class UserError(Exception):
     """The problem, where it is, and the remedy, in one line."""
@@ -8,6 +13,19 @@ class UserError(Exception):
 def error_line(error: UserError, rank: int = 0) -> str:
     """The line that a user sees."""
     return f"ecgmatch: {error}" if rank == 0 else f"ecgmatch (rank {rank}): {error}"
+
+
+def disk_sentence(error: OSError) -> str | None:
+    """What to tell a user about a failure of files: which one, why, and the remedy. None: it is about something else."""
+    if error.filename is None and error.errno not in DISK:
+        return None
+    remedy = ""
+    if error.errno in DISK:
+        remedy = "; make room or repair the disk, then give the same command again"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "; name another place, or ask its owner for the right to read and write there"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}{remedy}"
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:

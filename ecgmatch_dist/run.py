@@ -284,13 +284,14 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
     fingerprint = config.fingerprint()
     store = open_store(config, split)
     archive = open_archive(config, split, store.length, folder, ranks)
-    config = fitted(config, len(split.parts["labelled"]), len(split.parts["unlabelled"]) + len(archive))
     length = store.preprocess.length
     require(config.augment.crop <= length, "augment.crop", config.augment.crop, f"at most {length}, as the shards have")
     labels = split.all_labels(store)
+    hidden = known(labels["unlabelled"])  # of the others nobody knows the labels
+    config = fitted(config, len(labels["labelled"]), len(hidden) + len(archive), int(hidden.sum()))
+    config.check_shares(ranks.world)
     rows = {part: store.rows(ids) for part, ids in split.parts.items()}
     if config.method.knows_all_labels:
-        hidden = known(labels["unlabelled"])  # nobody knows those of the others
         rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"][hidden]])
         labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"][hidden]])
     if not config.method.needs_labels:  # it sees the signals of the whole training part, not validation and test

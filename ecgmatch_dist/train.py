@@ -28,7 +28,7 @@ from ecgmatch_dist.distributed.devices import use_deterministic_algorithms
 from ecgmatch_dist.distributed.launcher import start_ranks, tell_launcher
 from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.distributed.whereabouts import during
-from ecgmatch_dist.errors import UserError, error_line
+from ecgmatch_dist.errors import UserError, disk_sentence, error_line
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
@@ -213,7 +213,7 @@ def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | Non
             print(f"run {place}: {told}" if place else told, flush=True)
         return folder
     counts = len(split.parts["labelled"]), len(split.parts["unlabelled"])
-    fitted(config, *counts).check_shares(ranks.world)
+    fitted(config, *counts).check_shares(ranks.world)  # `build_run` knows whose labels are unknown, and checks again
     config.method.check_size(*counts)
     if chain is None:
         check_before_training(config, split, ranks.main)
@@ -293,6 +293,12 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except UserError as error:
         line = error_line(error, int(os.environ.get("RANK", "0")))
+        tell_launcher(line)
+        sys.exit(line)
+    except OSError as error:
+        if (sentence := disk_sentence(error)) is None:
+            raise
+        line = error_line(UserError(sentence), int(os.environ.get("RANK", "0")))
         tell_launcher(line)
         sys.exit(line)
     except KeyboardInterrupt:

@@ -32,6 +32,12 @@ def test_whose_recordings_are_counted() -> None:
     assert (found.steps, found.unlabelled_batch) == (400, 200)
 
 
+def test_a_method_that_knows_all_labels_does_not_count_what_nobody_knows() -> None:
+    config = Config(optim=OPTIM, method=FullySupervisedSettings())
+    assert fitted(config, 100, 1900, hidden=900).optim.steps == 40 * 1000 // 64
+    assert fitted(Config(optim=OPTIM), 785, 1900, hidden=0).optim.steps == 491, "others do not count them anyway"
+
+
 def test_without_passes_everything_stays() -> None:
     config = Config(optim=Optim(labelled_batch=64, steps=9), evaluate=Evaluate(every=7))
     assert fitted(config, 10, 10) is config

@@ -14,13 +14,16 @@ SHORTEST = 10  # a run takes no less than a tenth of `optim.steps`
 VALIDATIONS = 25
 
 
-def fitted(config: Config, labelled: int, unlabelled: int) -> Config:
-    """The same run with the steps, batch and validation interval for so many recordings; without `optim.passes`, unchanged."""
+def fitted(config: Config, labelled: int, unlabelled: int, hidden: int | None = None) -> Config:
+    """The same run with the steps, batch and validation interval for so many recordings; without `optim.passes`, unchanged.
+
+    `hidden`: the unlabelled recordings whose labels are known, and hidden; None: all of them."""
     optim = config.optim
     if not optim.passes:
         return config
     if config.method.needs_labels:
-        recordings = labelled + unlabelled if config.method.knows_all_labels else labelled
+        also = unlabelled if hidden is None else hidden
+        recordings = labelled + also if config.method.knows_all_labels else labelled
         batch = labelled_batch(optim, recordings)
         optim = replace(optim, labelled_batch=batch)
     else:

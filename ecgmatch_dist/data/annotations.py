@@ -14,11 +14,10 @@ from ecgmatch_dist.data.databases import LabelSource, Recipe
 from ecgmatch_dist.data.label_table import LabelTable, read_table
 from ecgmatch_dist.data.labels import NONE, NOT_ANNOTATED, LabelScheme, normal_form
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_cell
 
 YES = {"1", "x", "y", "yes", "true", "t", "ja", "+"}
 NO = {"0", "n", "no", "false", "f", "nein"}
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-"""Characters that would break a table of shards, or a terminal that shows it."""
 NOTHING = {"", "unknown", "nan", "na", "n/a", "null", "?", "-"}
 """Cells that say that nobody has looked."""
 
@@ -45,7 +44,7 @@ def parse_comments(comments: Sequence[str]) -> Annotation:
 
 def parse_codes(text: str) -> tuple[str, ...]:
     """Codes separated by commas, semicolons or spaces, or the keys of a {'code': likelihood} table as in PTB-XL."""
-    text = CONTROL.sub(" ", text).strip()
+    text = text.strip()
     if text.startswith("{"):
         try:
             keys = json.loads(text.replace("'", '"'))
@@ -53,8 +52,14 @@ def parse_codes(text: str) -> tuple[str, ...]:
             raise UserError(
                 f"codes `{text[:60]}`: give codes separated by commas, or a {{'code': likelihood}} table"
             ) from None
-        return tuple(code for key in keys if (code := "_".join(CONTROL.sub(" ", key).split())))  # no code has a space
-    return tuple(code for code in re.split(r"[\s,;]+", text) if code and code.lower() not in ("unknown", "nan"))
+        return tuple(code for key in keys if (code := as_code(key)))
+    words = re.split(r"[\s,;]+", text)
+    return tuple(as_code(code) for code in words if code and code.lower() not in ("unknown", "nan"))
+
+
+def as_code(text: str) -> str:
+    """A code as the tables of shards hold it: without spaces, control characters and spreadsheet formulas."""
+    return plain_cell("_".join(text.split()))
 
 
 def _age(text: str) -> str:
@@ -124,7 +129,7 @@ def read_cell(text: str, scheme: LabelScheme, source: LabelSource) -> tuple[str,
             any(scheme.matches(w) for w in words) or all(w.isdigit() for w in words)
         )
         found += words if several else [piece]
-    codes = tuple("_".join(CONTROL.sub(" ", code).split()) for code in found)
+    codes = tuple(as_code(code) for code in found)
     codes = tuple(code for code in codes if code and code.casefold() not in NOTHING)
     return codes or ((NONE,) if source.empty == "none" else ())
 
@@ -161,7 +166,7 @@ def join(old: Annotation, new: Annotation, where: str) -> Annotation:
 
 
 def _annotate(row: dict[str, str], source: LabelSource, codes: tuple[str, ...]) -> Annotation:
-    patient, fold = (CONTROL.sub(" ", row.get(column) or "").strip() for column in (source.patient, source.fold))
+    patient, fold = (plain_cell(row.get(column) or "") for column in (source.patient, source.fold))
     return Annotation(
         codes,
         patient.removesuffix(".0"),  # pandas writes whole numbers as 1.0 in a column with gaps

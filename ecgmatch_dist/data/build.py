@@ -27,6 +27,7 @@ from ecgmatch_dist.data.label_check import (
     tell,
 )
 from ecgmatch_dist.data.labels import LabelScheme
+from ecgmatch_dist.data.manifest import read_rejects as read_rejects_file
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.recordings import find_folder, find_records
 from ecgmatch_dist.data.segments import recording_of
@@ -161,7 +162,7 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recip
 def read_rejects(jobs: Sequence[ShardJob]) -> pd.DataFrame:
     """Columns key, reason."""
     files = [job.folder / f"{job.name}.rejects.csv" for job in jobs]
-    parts = [pd.read_csv(file, dtype=str, keep_default_na=False) for file in files if file.exists()]
+    parts = [read_rejects_file(file) for file in files if file.exists()]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"key": [], "reason": []})
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ecgmatch_dist.data.index import Dataset
 from ecgmatch_dist.data.labels import known
+from ecgmatch_dist.data.manifest import read_rejects
 from ecgmatch_dist.data.preprocess import LEADS
 
 MARK = 5
@@ -120,8 +121,8 @@ def _tables(
 ) -> list[tuple[str, list[tuple[str, int]]]]:
     seconds = (manifest["samples"] / manifest["rate"]).round().astype(int)
     flags = Counter(flag for flags in manifest["flags"] for flag in flags.split())
-    ages = pd.to_numeric(manifest["age"], errors="coerce").fillna(-1).floordiv(10).mul(10).astype(int)
-    rejects = pd.read_csv(folder / "rejects.csv", dtype=str, keep_default_na=False)
+    ages = pd.to_numeric(manifest["age"], errors="coerce").fillna(-1).clip(-1, 1000).floordiv(10).mul(10).astype(int)
+    rejects = read_rejects(folder / "rejects.csv")
     reasons = Counter(str(reason).partition(":")[0] for reason in rejects["reason"])
     return [
         ("Sampling rate", [(f"{rate} Hz", n) for rate, n in _count(manifest["rate"])]),

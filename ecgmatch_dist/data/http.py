@@ -15,6 +15,8 @@ ATTEMPTS = 5  # per source, in a row without a new byte
 PAUSE = 0.5  # seconds before the second attempt; twice as long before each further one
 LONGEST_PAUSE = 60.0
 TIMEOUT = (15, 60)  # seconds: to connect, and between two bytes
+LARGEST_FILE = 1 << 36  # bytes
+LARGEST_TEXT = 1 << 28  # bytes; a list of 250,000 files has 30 MB, but a server may never end
 CHUNK = 1 << 13  # bytes that a broken connection or a kill may lose: urllib3 drops a chunk that it could not fill
 
 
@@ -121,8 +123,12 @@ class Fetcher:
 
     def _text(self, url: str) -> str:
         with self._get(url, {}) as response:
-            response.encoding = "utf-8"
-            return response.text
+            content = bytearray()
+            for chunk in response.iter_content(CHUNK):
+                content += chunk
+                if len(content) > LARGEST_TEXT:
+                    raise FetchError(f"more than {LARGEST_TEXT:,} bytes of text")
+            return content.decode("utf-8", errors="replace")
 
     def _receive(self, url: str, part: Path) -> str:
         """Append the missing bytes to `part`. Returns the checksum of the whole."""
@@ -144,6 +150,8 @@ class Fetcher:
                     if self.stop.is_set():
                         raise Interrupted
                     file.write(chunk)
+                    if file.tell() > LARGEST_FILE:
+                        raise FetchError(f"more than {LARGEST_FILE:,} bytes")
                     digest.update(chunk)
                     self.received(len(chunk))
         return digest.hexdigest()

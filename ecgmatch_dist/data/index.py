@@ -1,6 +1,8 @@
-"""The files that describe a database's shards: dataset.json (all of them) and manifest.csv (one row per recording)."""
+"""dataset.json: what the shards of a database contain. `read_manifest` reads the table of recordings that belongs to it."""
 
 import hashlib
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,16 @@ from typing import Any
 import pandas as pd
 
 from ecgmatch_dist.data.databases import Expected
+from ecgmatch_dist.data.header_limits import LONGEST, MOST_RATE
+from ecgmatch_dist.data.manifest import COLUMNS as COLUMNS
+from ecgmatch_dist.data.manifest import MOST, PATTERNS, parse_rows, read_bytes
+from ecgmatch_dist.data.manifest import REMEDY as REMEDY
+from ecgmatch_dist.data.manifest import read_rows as read_rows
 from ecgmatch_dist.data.preprocess import LEADS, Preprocess
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import check_format, convert, read_object
 
-COLUMNS = (
-    "row", "key", "database", "labels", "codes", "patient", "fold", "age", "sex",
-    "rate", "samples", "flags", "shard", "offset", "sha256",
-)  # fmt: skip
-INTEGERS = ("row", "rate", "samples", "offset")
 FORMAT = 1
-REMEDY = "build the shards again (ecgmatch shards build)"
 
 
 @dataclass(frozen=True)
@@ -64,28 +65,53 @@ def read_dataset(folder: str | Path) -> Dataset:
     path = Path(folder) / "dataset.json"
     value = read_object(path, REMEDY)
     check_format(value, FORMAT, path, REMEDY)
-    return convert(value, Dataset, str(path))
+    dataset = convert(value, Dataset, str(path))
+    for fault in _faults(dataset):
+        raise UserError(f"{path}: {fault}; {REMEDY}")
+    return dataset
 
 
-def read_manifest(folder: str | Path) -> pd.DataFrame:
-    """manifest.csv of one database's shards. The columns INTEGERS are int64, all others are strings."""
+def _faults(dataset: Dataset) -> Iterator[str]:
+    """What the types do not say."""
+    texts = {"title": dataset.title, "scheme": dataset.scheme, "dtype": dataset.dtype}
+    texts |= {f"classes[{i}]": name for i, name in enumerate((*dataset.classes, *dataset.class_names))}
+    for name, text in texts.items():
+        if re.search(r"[\x00-\x1f\x7f-\x9f]", text):
+            yield f"{name} holds a control character"
+    if not re.fullmatch(PATTERNS["database"][0], dataset.database):
+        yield f"database = {dataset.database!r:.60}: {PATTERNS['database'][1]}"
+    if dataset.classes and len(dataset.classes) != len(dataset.class_names):
+        yield f"{len(dataset.classes)} classes, but {len(dataset.class_names)} class_names"
+    if dataset.leads != LEADS:
+        yield f"leads are {' '.join(dataset.leads)[:60]!r}, not {' '.join(LEADS)}"
+    for name, value, most in (("rate", dataset.rate, MOST_RATE), ("length", dataset.length, LONGEST)):
+        if not 1 <= value <= most or value != getattr(dataset.preprocess, name):
+            yield f"{name} = {value}: 1 to {most:,}, and the same as preprocess.{name}"
+    counts = {"recordings": dataset.recordings, "rejected": dataset.rejected}
+    counts |= {f"shards[{i}].bytes": shard.bytes for i, shard in enumerate(dataset.shards)}
+    counts |= {f"shards[{i}].recordings": shard.recordings for i, shard in enumerate(dataset.shards)}
+    for name, count in counts.items():
+        if not 0 <= count <= MOST:
+            yield f"{name} = {count}: 0 or more"
+    for i, shard in enumerate(dataset.shards):
+        for name, text, kind in (
+            (f"shards[{i}].name", shard.name, "shard"),
+            (f"shards[{i}].sha256", shard.sha256, "sha256"),
+        ):
+            if not re.fullmatch(PATTERNS[kind][0], text):
+                yield f"{name} = {text!r:.60}: {PATTERNS[kind][1]}"
+    if len({shard.name for shard in dataset.shards}) != len(dataset.shards):
+        yield "two shards have the same name"
+
+
+def read_manifest(folder: str | Path, dataset: Dataset | None = None) -> pd.DataFrame:
+    """manifest.csv of one database's shards, whose dataset.json is `dataset` (None: it is read too)."""
     path = Path(folder) / "manifest.csv"
-    expected = read_dataset(folder).manifest_sha256
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
+    expected = (dataset or read_dataset(folder)).manifest_sha256
+    content = read_bytes(path)
     if hashlib.sha256(content).hexdigest() != expected:
         raise UserError(f"{path}: its checksum is not the one in dataset.json: restore it, or build the shards again")
-    return read_rows(path)
-
-
-def read_rows(path: Path) -> pd.DataFrame:
-    """A manifest, or the rows of one shard."""
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if tuple(rows.columns) != COLUMNS:
-        raise UserError(f"{path}: its columns are {', '.join(rows.columns)}, not {', '.join(COLUMNS)}; {REMEDY}")
-    return rows.astype(dict.fromkeys(INTEGERS, "int64"))
+    return parse_rows(content, path)
 
 
 def file_sha256(path: Path) -> str:

@@ -35,8 +35,8 @@ def read_table(file: Path) -> LabelTable:
     if first.lower().startswith("sep="):  # Excel's hint to itself
         separator, text = first.strip()[4:] or "\t", rest
         first = text.partition("\n")[0]
-    separator = separator or max(SEPARATORS, key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
     try:
+        separator = separator or max(SEPARATORS, key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
         columns = [name.strip() or f"column {i}" for i, name in enumerate(next(lines, []), 1)]
         rows, numbers = [], []
@@ -44,7 +44,7 @@ def read_table(file: Path) -> LabelTable:
             if any(cell.strip() for cell in cells):
                 rows.append(_row(columns, cells, f"{file}: line {lines.line_num}"))
                 numbers.append(lines.line_num)
-    except csv.Error as error:
+    except (csv.Error, TypeError) as error:  # TypeError: a separator of several characters
         raise UserError(f"{file}: the table of labels cannot be read ({error})") from None
     if twice := [name for name in columns if name and columns.count(name) > 1]:
         raise UserError(f"{file}: two columns are called `{twice[0]}`; rename one")

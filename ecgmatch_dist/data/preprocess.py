@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal as dsp
 
+from ecgmatch_dist.data.header_limits import LONGEST, MOST_RATE
 from ecgmatch_dist.errors import UserError
 
 Array = NDArray[np.floating]
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
+MOST_ORDER = 16
+"""Of the filter; beyond it 32 bits are too few."""
 CLIPPED_SHARE, CLIPPED_RANGE = 0.02, 0.5
 """A lead is clipped when this share of its samples equals its maximum or minimum and it spans at least this range in mV.
 Without the range, a lead of low amplitude would count as clipped because of quantisation."""
@@ -40,6 +43,10 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.rate < 1 or self.length < 1 or self.order < 1:
             raise UserError(f"rate {self.rate}, length {self.length}, order {self.order}: each must be at least 1")
+        if self.rate > MOST_RATE or self.length > LONGEST or self.order > MOST_ORDER:
+            raise UserError(
+                f"rate {self.rate}, length {self.length}, order {self.order}: at most {MOST_RATE}, {LONGEST} and {MOST_ORDER}"
+            )
         if not 0 < self.low < self.high < self.rate / 2:
             raise UserError(
                 f"pass band {self.low:g}-{self.high:g} Hz at rate {self.rate}: 0 < low < high < rate / 2 is needed"

@@ -25,6 +25,10 @@ from ecgmatch_dist.files.lock import is_free, locked
 
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss")
 NETWORK_ERRORS = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
+LARGEST_TABLE = 2**36
+"""Bytes of dataset.json or manifest.csv: 64 GiB are some hundred million recordings. A server may never end."""
+SLOWEST, PATIENCE = 1024, 60.0
+"""Bytes per second, on average, after so many seconds; a slower server holds a run up for ever."""
 ATTEMPTS = 3
 PAUSE = 1.0  # seconds before the second attempt; twice as long before the third
 
@@ -115,7 +119,7 @@ class RemoteFolder:
         folder.mkdir(exist_ok=True)
         for name in ("dataset.json", "manifest.csv"):
             part = folder / f"{name}.{uuid.uuid4().hex}.part"
-            self._download(f"{database}/{name}", part)
+            self._download(f"{database}/{name}", part, LARGEST_TABLE)
             os.replace(part, folder / name)
         return folder
 
@@ -143,7 +147,7 @@ class RemoteFolder:
             part = self._reserve(shard)
             try:
                 for attempt in range(1, ATTEMPTS + 1):
-                    self._download(f"{shard.database}/{shard.name}", part)
+                    self._download(f"{shard.database}/{shard.name}", part, shard.bytes)
                     if part.stat().st_size == shard.bytes and file_sha256(part) == shard.sha256:
                         os.replace(part, copy)
                         return
@@ -186,12 +190,15 @@ class RemoteFolder:
                 fetched.append(part)
         return fetched
 
-    def _download(self, name: str, to: Path) -> None:
+    def _download(self, name: str, to: Path, most: int) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 filesystem, path = fsspec.core.url_to_fs(f"{self.url}/{name}", **connection_options(self.scheme))
-                filesystem.get_file(path, str(to))
+                filesystem.get_file(path, str(to), callback=Watch(f"{self.url}/{name}", most))
                 return
+            except UserError:
+                to.unlink(missing_ok=True)
+                raise
             except ImportError as error:
                 raise UserError(f"{self.url}: {error} (pip install 'ecgmatch-dist[s3]' for s3://)") from error
             except FileNotFoundError as error:
@@ -204,6 +211,24 @@ class RemoteFolder:
                         f"{self.url}/{name}: {error or type(error).__name__}; {ATTEMPTS} attempts"
                     ) from error
                 time.sleep(PAUSE * attempt)
+
+
+class Watch(fsspec.callbacks.Callback):  # type: ignore[misc]
+    """Ends a transfer that is longer than promised, or so slow that it would never end."""
+
+    def __init__(self, url: str, most: int) -> None:
+        super().__init__()
+        self.url, self.most, self.received, self.began = url, most, 0, time.monotonic()
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.received += inc
+        seconds = time.monotonic() - self.began
+        if self.received > self.most:
+            raise UserError(f"{self.url}: sends more than the {self.most:,} bytes that it may have; verify the source")
+        if seconds > PATIENCE and self.received < SLOWEST * seconds:
+            raise UserError(
+                f"{self.url}: {self.received:,} bytes in {seconds:.0f} s, too slow; try again, or another source"
+            )
 
 
 def reserved_bytes(part: Path) -> int:

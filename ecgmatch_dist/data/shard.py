@@ -29,6 +29,7 @@ from ecgmatch_dist.data.recordings import Recording, RecordRef, Rejected, read_r
 from ecgmatch_dist.data.segments import cut, recording_of
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import sync_folder, write_text
+from ecgmatch_dist.files.plain import plain_cell
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
                     except Rejected as fault:
                         if job.strict and fault.kind != "no class":
                             raise UserError(f"{ref.path}: {fault} (--strict)") from None
-                        rejects.append([ref.key, str(fault)])
+                        rejects.append([plain_cell(ref.key), plain_cell(str(fault))])
                     done(1)
             stream.flush()
             os.fsync(stream.fileno())
@@ -137,7 +138,7 @@ def _prepare(job: ShardJob, ref: RecordRef) -> list[Prepared]:
     except MemoryError:
         raise UserError(f"{ref.path}: out of memory; try fewer --workers, the same command continues") from None
     except Exception as error:
-        raise Rejected("unexpected", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+        raise Rejected("unexpected", f"{type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _preprocess(job: ShardJob, recording: Recording, label: NDArray[np.uint8]) -> Prepared:

@@ -7,14 +7,13 @@ import os
 import sys
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pandas as pd
 import tyro
-import webdataset as wds
 from numpy.typing import NDArray
 from rich.progress import track
 
@@ -25,8 +24,10 @@ from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.modes import compare_modes, table
 from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.shard import npy_header
+from ecgmatch_dist.data.tars import tar_samples
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
+from ecgmatch_dist.files.plain import plain_line
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,17 @@ class Entry(NamedTuple):
 
 def verify(folder: Path, cards: Path | None = None) -> Verification:
     """Check the shards of one database and write card.html, or <cards>/<database>.html."""
-    dataset, manifest = read_dataset(folder), read_manifest(folder)
+    dataset = read_dataset(folder)
+    manifest = read_manifest(folder, dataset)
     scheme = load_scheme(dataset.scheme)
     labels = scheme.states_all(manifest["codes"])
-    found = _check_labels(dataset, manifest, scheme.encode_all(manifest["codes"]))
-    problems = _check_manifest(folder, dataset, manifest) + found
+    problems = _check_manifest(folder, dataset, manifest)
+    if dataset.classes and (dataset.classes, dataset.class_names) != (scheme.short, scheme.classes):
+        problems.append(
+            f"dataset.json: its classes are {' '.join(dataset.classes)}, the scheme's {' '.join(scheme.short)}"
+        )
+    dataset = replace(dataset, classes=scheme.short, class_names=scheme.classes)
+    problems += _check_labels(dataset, manifest, scheme.encode_all(manifest["codes"]))
     doubts = complain_about_codes(codes_without_class(manifest["codes"], scheme)[0])
     doubts += complain_about_classes(labels, scheme.short)
     by_shard = dict(list(manifest.groupby("shard", sort=False)))
@@ -126,15 +133,13 @@ def _check_shard(folder: Path, shard: ShardEntry, rows: pd.DataFrame, length: in
             faults = [_check_sample(stream.fileno(), sample, entry, length) for sample, entry in pairs]
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror}); {remedy}"]
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, EOFError) as error:
         return [f"{name}: not a webdataset tar ({error}); {remedy}"]
     return [f"{name}: {key}: {fault}" for key, fault in zip(rows["key"], faults, strict=True) if fault]
 
 
 def _read_tar(stream: BinaryIO) -> Iterator[Sample]:
-    # webdataset's inner functions: its outer ones would take braces in a file's name for a pattern
-    files = wds.tariterators.tar_file_expander([{"url": "", "stream": stream}])
-    for sample in wds.tariterators.group_by_keys(files):
+    for sample in tar_samples([("", stream)]):
         yield Sample(sample["__key__"], sample.get("ecg.npy", b""), sample.get("json", b"{}"))
 
 
@@ -148,7 +153,12 @@ def _check_sample(descriptor: int, sample: Sample, entry: Entry, length: int) ->
         return "its checksum is not the one in manifest.csv"
     if not np.isfinite(np.frombuffer(member, "<f2", offset=len(header))).all():
         return "holds numbers that are not finite"
-    about = json.loads(sample.json)
+    try:
+        about = json.loads(sample.json)
+    except (ValueError, RecursionError):
+        return "its .json is not JSON"
+    if not isinstance(about, dict):
+        return "its .json is not an object"
     if (about.get("labels"), about.get("codes")) != (entry.labels.split(), entry.codes.split()):
         return "labels or codes in its .json are not those in manifest.csv"
     return ""
@@ -188,16 +198,23 @@ def main(
         )
     bad = 0
     for database in folders:
-        result = verify(database, cards)
+        try:
+            result = verify(database, cards)
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            bad += 1
+            print(plain_line(str(error)), file=sys.stderr)
+            continue
         problems = result.problems + (result.differences if expect else [])
         bad += len(problems)
         count = len(problems) or "no"
         card = f"see {result.card}" if result.card else "no card, the folder may only be read (--cards FOLDER)"
         print(f"{database}: {result.recordings:,} recordings, {count} problems; {card}")
         for note in [*([] if expect else result.differences), *result.doubts]:
-            print(f"  {note}")
+            print(f"  {plain_line(note)}")
         for problem in problems[:20]:
-            print(f"{database}: {problem}", file=sys.stderr)
+            print(plain_line(f"{database}: {problem}"), file=sys.stderr)
         if modes and not result.problems:
             print("\n".join(table(compare_modes(database.absolute().parent, database.absolute().name))))
     if bad:

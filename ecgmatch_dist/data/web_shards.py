@@ -9,16 +9,16 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import braceexpand
 import fsspec
 import numpy as np
 import webdataset
 from numpy.typing import NDArray
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from ecgmatch_dist.data.remote import ATTEMPTS, NETWORK_ERRORS, PAUSE, connection_options, scheme_of
+from ecgmatch_dist.data.tars import tar_samples
 from ecgmatch_dist.errors import UserError
 
 Sample = dict[str, Any]
@@ -49,7 +49,7 @@ def read_tar(url: str) -> Iterator[Sample]:
     seen, failures = 0, 0
     while True:
         try:
-            for number, sample in enumerate(group_by_keys(tar_file_expander(opened(url)))):
+            for number, sample in enumerate(tar_samples(opened(url))):
                 if number >= seen:
                     seen, failures = number + 1, 0
                     if array_name(sample):
@@ -65,11 +65,11 @@ def read_tar(url: str) -> Iterator[Sample]:
             time.sleep(PAUSE * failures)
 
 
-def opened(url: str) -> Iterator[dict[str, Any]]:
-    """The tar as the library's pipeline takes it. The library's own opener would pass URLs to a shell."""
+def opened(url: str) -> Iterator[tuple[str, BinaryIO]]:
+    """The tar's name and stream. The library's own opener would pass URLs to a shell."""
     try:
         with fsspec.open(url, "rb", **connection_options(scheme_of(url))) as stream:
-            yield {"url": url, "stream": stream}
+            yield url, stream
     except ImportError as error:
         raise UserError(f"{url}: {error} (pip install 'ecgmatch-dist[s3]' for s3://)") from error
 
@@ -88,7 +88,7 @@ def array(sample: Sample, length: int | None = None) -> NDArray[Any]:
     """The signal of a sample. With `length`: refused unless it is [12, length] and finite; as float16."""
     try:
         x: NDArray[Any] = np.load(io.BytesIO(sample[array_name(sample)]), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError) as error:
         raise UserError(f"{place(sample)}: not an array of numbers: {error}") from error
     if length is None:
         return x
@@ -104,7 +104,7 @@ def fields(sample: Sample) -> dict[str, Any]:
     """The content of the sample's .json, if it has one."""
     try:
         found = json.loads(sample.get("json", b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place(sample)}: its .json cannot be read: {error}") from error
     return found if isinstance(found, dict) else {}
 

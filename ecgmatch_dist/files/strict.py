@@ -25,7 +25,10 @@ def read_toml(path: Path, kind: type[T]) -> T:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # broken TOML, broken UTF-8, numbers of thousands of digits, deep nesting
         raise UserError(f"{path}: not a TOML file ({error})") from None
     return convert(value, kind, str(path))
 
@@ -58,6 +61,8 @@ def convert(value: object, kind: type[T], where: str) -> T:
     refuse_unknown(value, kind, where)
     try:
         return msgspec.convert(value, kind, dec_hook=_convert_path)
+    except UserError as error:  # of a dataclass that checks itself
+        raise UserError(f"{where}: {error}") from None
     except msgspec.ValidationError as error:
         raise UserError(f"{where}: {_explain(str(error), value, kind)}") from None
 
@@ -74,8 +79,8 @@ def refuse_unknown(value: object, kind: Any, where: str, inside: str = "") -> No
             raise UserError(f"{where}: unknown key `{inside}{key}`; known are {', '.join(names)}")
         hint = _narrow(hints[key], entry)
         if get_origin(hint) in (list, tuple) and isinstance(entry, list):
-            for number, item in enumerate(entry, 1):
-                refuse_unknown(item, get_args(hint)[0], where, f"{inside}{key} {number}: ")
+            for number, item in enumerate(entry):
+                refuse_unknown(item, get_args(hint)[0], where, f"{inside}{key}[{number}].")
         elif get_origin(hint) is dict and isinstance(entry, dict):
             for name, item in entry.items():
                 refuse_unknown(item, get_args(hint)[1], where, f"{inside}{key}.{name}.")

@@ -16,6 +16,7 @@ from rich.table import Table
 from ecgmatch_dist.config import Config, flatten
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
+from ecgmatch_dist.files.plain import plain_markup
 from ecgmatch_dist.files.strict import check_format, read_toml
 from ecgmatch_dist.launch.overrides import change
 from ecgmatch_dist.launch.submissions import finished
@@ -158,7 +159,9 @@ def choose(sweep: tyro.conf.Positional[str], /, runs: Path = Path("runs"), write
         table.add_column(column, justify="right" if column in ("MAP", "runs") else "left")
     for (method, tag), scores in ranked:
         note = "" if len(scores) == most else f" of {most}"
-        table.add_row(method, tag or "(defaults)", f"{statistics.mean(scores):.4f}", f"{len(scores)}{note}")
+        table.add_row(
+            method, plain_markup(tag or "(defaults)"), f"{statistics.mean(scores):.4f}", f"{len(scores)}{note}"
+        )
     Console().print(table)
     if missing:
         print(f"{missing} runs are not finished: only settings with all {most} splits can be compared")

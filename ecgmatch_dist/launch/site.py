@@ -1,5 +1,7 @@
 """What is particular to a cluster: one file, slurm/<site>.toml."""
 
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ import submitit
 
 from ecgmatch_dist import resources
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import CONTROL
 from ecgmatch_dist.files.strict import read_toml
 
 CRASHES = 10  # how often a job that lost a rank is queued again
@@ -49,6 +52,16 @@ class Site:
     """Further options of sbatch, by their long names."""
 
     def __post_init__(self) -> None:
+        texts = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint", "exclude")}
+        texts |= {f"extra.{name}": f"{name}{value}" for name, value in self.extra.items()}
+        for name, text in texts.items():
+            if CONTROL.search(text):  # after a line break, bash would run the rest
+                raise UserError(f"site: {name!r} = {text!r}: no line breaks and control characters")
+        for name in self.extra:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+                raise UserError(
+                    f"site: extra: {name!r}: the long name of an option of sbatch, without dashes before it"
+                )
         for name in ("nodes", "minutes", "parallel", "cpus_per_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"site: {name} = {getattr(self, name)}: at least 1")
@@ -64,6 +77,10 @@ class Site:
 
     def parameters(self, job_name: str, folder: Path, held: bool = False) -> dict[str, Any]:
         """The parameters of submitit's Slurm executor. `held`: the jobs wait until they are released."""
+        if CONTROL.search(f"{job_name}{folder}"):
+            raise UserError(
+                f"{job_name!r} in {str(folder)!r}: no line breaks and control characters in names for Slurm"
+            )
         wanted = {
             "job_name": job_name,
             "partition": self.partition,
@@ -112,7 +129,7 @@ def requeue_after_a_crash(folder: Path) -> list[str]:
     job = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     return [
         "code=$?",
-        f"job={job}; job=${{job:-$SLURM_JOB_ID}}; crashes={folder}/$job.crashes",
+        f"job={job}; job=${{job:-$SLURM_JOB_ID}}; crashes={shlex.quote(str(folder))}/$job.crashes",
         'shown=$(scontrol show job -o "$job")',
         'restarts=$(echo "$shown" | sed -n "s/.* Restarts=\\([0-9]*\\).*/\\1/p")',
         'if [ "$restarts" = "${SLURM_RESTART_COUNT:-0}" ]; then',

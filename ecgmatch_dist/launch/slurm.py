@@ -49,7 +49,10 @@ def accounting(ids: Iterable[str]) -> dict[str, SlurmJob]:
     if not arrays or not shutil.which("sacct"):
         return {}
     command = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,NodeList,Reason", "-j", ",".join(arrays)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {}  # a database that hangs must not hide what the queue says
     # The state may go on, as in "CANCELLED by 1000".
     return {job.id: SlurmJob(job.id, job.state.split()[0], job.nodes, job.reason) for job in _parse_jobs(done.stdout)}
 

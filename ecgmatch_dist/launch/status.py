@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_markup
 from ecgmatch_dist.launch import slurm
 from ecgmatch_dist.launch.submissions import finished, latest_submissions, read_submissions, sweep_folder
 from ecgmatch_dist.launch.sweep_plan import read_plan
@@ -98,7 +99,9 @@ def show(rows: list[StatusRow], title: str) -> Table:
     for row in rows:
         counts[row.state.split(" (")[0]] += 1
     summary = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-    table = Table(title=f"{title}: {summary}", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table = Table(
+        title=plain_markup(f"{title}: {summary}"), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True
+    )
     columns = {
         "run": [row.name for row in rows],
         "state": [row.state for row in rows],
@@ -118,7 +121,7 @@ def show(rows: list[StatusRow], title: str) -> Table:
             name, justify="right" if right else "left", overflow="fold", min_width=least, no_wrap=least is None
         )
     for cells in zip(*columns.values(), strict=True):
-        table.add_row(*cells)
+        table.add_row(*map(plain_markup, cells))
     return table
 
 

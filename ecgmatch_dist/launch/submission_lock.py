@@ -9,10 +9,11 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.lock import locked
 
 
 @contextmanager
@@ -20,8 +21,7 @@ def submission_lock(runs: Path) -> Iterator[None]:
     """Hold the lock, or raise at once if another process holds it: two submissions could submit the same runs."""
     path = runs / "sweeps" / "submitting"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and owner_is_dead(path.read_text()):
-        path.unlink(missing_ok=True)
+    remove_if_stale(path)
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
@@ -33,6 +33,14 @@ def submission_lock(runs: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink()
+
+
+def remove_if_stale(path: Path) -> None:
+    """Remove a lock whose owner is dead. One at a time: of two commands that see it, the second could otherwise remove the new
+    lock of the first. Only commands of the owner's machine come here, so a lock of this machine suffices."""
+    with locked(path.with_name(".submitting.lock")), suppress(FileNotFoundError):
+        if owner_is_dead(path.read_text()):
+            path.unlink()
 
 
 def owner_is_dead(owner: str) -> bool:

@@ -26,7 +26,7 @@ from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
 from ecgmatch_dist.predict.read import Reader, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.record.calibration import read_calibration
-from ecgmatch_dist.record.weights import load_weights
+from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 Floats = NDArray[np.floating[Any]]
 Signal = NDArray[Any] | Sequence[Sequence[float]]
@@ -59,7 +59,11 @@ class Predictor:
         self.inputs = Inputs(self.notes.preprocess, self.notes.crop)
         self.device = pick_device(device, 0)
         self.network = build_model(len(self.classes), self.notes.model, seed=0).eval().to(self.device)
-        self.network.load_state_dict(state)
+        try:
+            self.network.load_state_dict(state)
+        except RuntimeError as error:  # torch lists every name and shape that differs
+            first = " ".join(str(error).split("\n\t")[1:2]) or str(error)
+            raise UserError(f"{self.weights}: the weights do not fit its settings ({first}); {REMEDY}") from None
         if batch < 1 or nearest < 0:
             raise UserError(f"batch = {batch}, nearest = {nearest}: at least 1, and at least 0")
         self.batch, self.count, self.only = batch, 0 if exported.is_file() else nearest, only

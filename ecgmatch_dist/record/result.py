@@ -52,9 +52,9 @@ class Result:
     def __post_init__(self) -> None:
         for name in ("ratio", "seconds"):
             if not math.isfinite(getattr(self, name)):
-                raise UserError(f"result.json: {name} is {getattr(self, name)}, not a finite number; {REMEDY}")
+                raise UserError(f"{name} is {getattr(self, name)}, not a finite number; {REMEDY}")
         if not self.classes or len(self.thresholds) != len(self.classes):
-            raise UserError(f"result.json: {len(self.thresholds)} thresholds for {len(self.classes)} classes; {REMEDY}")
+            raise UserError(f"{len(self.thresholds)} thresholds for {len(self.classes)} classes; {REMEDY}")
 
 
 def read_result(path: Path) -> Result:

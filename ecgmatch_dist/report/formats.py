@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable
 
+from ecgmatch_dist.files.plain import plain_cell
 from ecgmatch_dist.report.tables import Cell, Table
 
 
@@ -35,7 +36,8 @@ def to_csv(table: Table) -> str:
                 column = column if cell.kind in ("paper", "difference") else header
                 numbers = ["" if x is None else f"{x:.6g}" for x in (cell.value, cell.std)]
                 runs = " ".join(run.name for run in cell.runs)
-                writer.writerow([table.key, block.title, row[0].text, column, cell.kind, *numbers, runs, cell.text])
+                texts = [table.key, block.title, row[0].text, column, cell.kind, *numbers, runs, cell.text]
+                writer.writerow([plain_cell(text) for text in texts])
     return out.getvalue()
 
 

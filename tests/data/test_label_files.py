@@ -7,6 +7,7 @@ import pytest
 from ecgmatch_dist.data.annotations import read_annotations
 from ecgmatch_dist.data.databases import LabelSource, Recipe
 from ecgmatch_dist.data.label_file import read_label_file, read_names
+from ecgmatch_dist.data.label_table import read_table
 from ecgmatch_dist.data.labels import LabelScheme, load_scheme
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.splits import split_shards
@@ -175,3 +176,12 @@ def test_a_corrected_file_gives_another_split_of_the_same_shards(tmp_path: Path)
     assert old.label_file_sha256 != new.label_file_sha256
     assert old.labels_sha256 != new.labels_sha256
     assert new.codes["own"]["own00000"] == f"{CODES[3]} {CODES[2]}"
+
+
+@pytest.mark.parametrize("content", [b"record,dx\rr1,1\rr2,2\r", b"a\rb,c\nr1,1\n", b"sep=ab\nrecord,dx\n"])
+def test_a_table_that_no_reader_takes_is_named(tmp_path: Path, content: bytes) -> None:
+    """Found by the fuzzer: carriage returns in the header, and a hint at a separator of two characters."""
+    path = tmp_path / "labels.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"labels\.csv: the table of labels cannot be read"):
+        read_table(path)

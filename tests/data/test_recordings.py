@@ -235,8 +235,9 @@ def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
 
 
 def test_codes_never_hold_what_would_break_a_table() -> None:
-    assert parse_codes("1\x00,2\x1b[31m") == ("1", "2", "[31m")
-    assert parse_codes("{'left bundle': 1, '': 2, 'a\\u0000b': 3}") == ("left_bundle", "a_b")
+    assert parse_codes("1\x00,2\x1b[31m") == ("1\\x00", "2\\x1b[31m")
+    assert parse_codes("{'left bundle': 1, '': 2, 'a\\u0000b': 3}") == ("left_bundle", "a\\x00b")
+    assert parse_codes("=1+1 @x -2 -cmd") == ("'=1+1", "'@x", "-2", "'-cmd"), "no formula for a spreadsheet"
 
 
 def test_codes() -> None:

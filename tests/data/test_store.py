@@ -19,6 +19,7 @@ import pytest
 from ecgmatch_dist.data import remote, store
 from ecgmatch_dist.data.remote import RemoteFolder, plain_name, scheme_of
 from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stream import Stream
 from ecgmatch_dist.errors import UserError
 from tests.support.shard_factory import make_shards
 from tests.support.web_server import Server
@@ -86,18 +87,38 @@ def test_a_pickled_store_opens_its_own_files(shards: tuple[Path, np.ndarray]) ->
     assert np.array_equal(other.read(np.arange(30)), x[:30])
 
 
-def test_checksums_are_verified_on_request(shards: tuple[Path, np.ndarray]) -> None:
-    root, _ = shards
-    row = ShardStore(root, ["chapman"]).manifest.iloc[11]
+def test_bytes_that_change_under_a_run_are_noticed_at_the_first_reading(shards: tuple[Path, np.ndarray]) -> None:
+    """A byte of recording 11 changes, the file's length does not, while two stores have the shard open."""
+    root, x = shards
+    first, again = ShardStore(root, ["chapman"]), ShardStore(root, ["chapman"], check=True)
+    row = first.manifest.iloc[11]
+    for opened in (first, again):
+        opened.read(np.arange(7, 11))
+    again.read(np.arange(11, 12))
     path = root / "chapman" / row["shard"]
-    data = bytearray(path.read_bytes())
-    data[row["offset"] + 5] ^= 1
-    path.write_bytes(data)
-    ShardStore(root, ["chapman"]).read(np.arange(30))
-    checked = ShardStore(root, ["chapman"], check=True)
-    checked.read(np.arange(11))
-    with pytest.raises(UserError, match=r"chapman-000001\.tar.*chapman/chapman00011"):
-        checked.read(np.arange(30))
+    with path.open("r+b") as file:
+        file.seek(row["offset"] + 5)
+        (byte,) = file.read(1)
+        file.seek(row["offset"] + 5)
+        file.write(bytes([byte ^ 1]))
+    assert np.array_equal(first.read(np.arange(7, 11)), x[7:11])
+    for opened in (first, again, ShardStore(root, ["chapman"])):  # `check` verifies what was read before, too
+        with pytest.raises(UserError, match=r"chapman-000001\.tar: the checksum of chapman/chapman00011 is wrong"):
+            opened.read(np.arange(30))
+
+
+def test_a_stream_stops_at_changed_bytes(shards: tuple[Path, np.ndarray]) -> None:
+    """On a reader's thread, batches ahead: the loop that trains gets the name."""
+    root, _ = shards
+    stream = Stream(ShardStore(root, ["chapman"]), np.arange(30), 5, 1, 0, 1)
+    batches = stream.iterate(0, 12, readers=2, ahead=1)
+    next(batches)
+    for path in (root / "chapman").glob("*.tar"):
+        with path.open("r+b") as file:
+            file.seek(512 + 128 + 5)
+            file.write(b"x")
+    with pytest.raises(UserError, match=r"the checksum of chapman/chapman000\d\d is wrong"):
+        list(batches)
 
 
 def test_a_shard_of_another_size_is_refused_by_name(shards: tuple[Path, np.ndarray]) -> None:

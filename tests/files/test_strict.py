@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import check_format, convert, describe, read_object, read_toml
 
@@ -88,8 +89,8 @@ def test_every_kind_of_value_is_converted() -> None:
         ({"rates": 1}, f"unknown key `rates`; known are {KNOWN}"),
         ({"lead": {"name": "I", "gian": 2}}, "unknown key `lead.gian`; known are name, gain"),
         ({"reference": {"name": "I", "gian": 2}}, "unknown key `reference.gian`; known are name, gain"),
-        ({"leads": [{"name": "I"}, {"gian": 2}]}, "unknown key `leads 2: gian`; known are name, gain"),
-        ({"spare": [{"gian": 2}]}, "unknown key `spare 1: gian`; known are name, gain"),
+        ({"leads": [{"name": "I"}, {"gian": 2}]}, "unknown key `leads[1].gian`; known are name, gain"),
+        ({"spare": [{"gian": 2}]}, "unknown key `spare[0].gian`; known are name, gain"),
         ({"by_name": {"first": {"gian": 2}}}, "unknown key `by_name.first.gian`; known are name, gain"),
     ],
 )
@@ -142,6 +143,15 @@ def test_a_missing_key_is_named(value: dict[str, Any], expected: str) -> None:
 )
 def test_a_wrong_value_is_shown_with_what_the_key_takes(change: dict[str, Any], expected: str) -> None:
     assert message({"database": "own", **change}) == f"own.toml: {expected}"
+
+
+def test_what_a_dataclass_says_of_itself_is_said_with_the_file(tmp_path: Path) -> None:
+    assert message({"rate": 0}, Preprocess).startswith("own.toml: rate 0, length 6144, order 3: each must be")
+    path = tmp_path / "own.toml"
+    for content in ("a = " + "[" * 100_000, "a = " + "9" * 10_000):
+        path.write_text(content)
+        with pytest.raises(UserError, match="not a TOML file"):
+            read_toml(path, Recipe)
 
 
 def test_a_value_without_a_key() -> None:

@@ -1,8 +1,10 @@
 """A sweep as a job array: dependencies, batch file, recovery of a submission that was cut off."""
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,37 @@ def test_the_batch_file_is_a_script(tmp_path: Path) -> None:
         assert f"#SBATCH {line}\n" in text, line
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "--array" not in array.batch_file("cross", tmp_path, site.Site(), 1)
+
+
+def test_no_name_becomes_a_command(tmp_path: Path) -> None:
+    """bash runs the batch file, with stand-ins for Slurm's commands, in folders whose names a shell would like to run."""
+    marker, runs = tmp_path / "ran", tmp_path / "a b;$(touch ran);`touch ran`'\"&"
+    runs.mkdir()
+    text = array.batch_file(
+        "x;touch ran", runs, replace(site.Site(), partition="p;touch ran", account="$(touch ran)"), 2
+    )
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "batch.sh").write_text(text)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    subprocess.run(["bash", "batch.sh"], cwd=tmp_path, env=path, capture_output=True, check=False, timeout=60)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"partition": "x\ntouch ran"}, {"account": "x\rtouch ran"}, {"extra": {"mail-user": "x\ntouch ran"}},
+     {"extra": {"mail\ntouch ran": "x"}}, {"extra": {"a b": "x"}}],
+)  # fmt: skip
+def test_a_site_cannot_add_lines_to_the_batch_file(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="site: "):
+        replace(site.Site(), **change)
+
+
+def test_a_folder_cannot_add_lines_to_the_batch_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no line breaks"):
+        array.batch_file("x", tmp_path / "a\ntouch ran", site.Site(), 2)
 
 
 def test_a_preview_of_more_runs_than_an_array_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Sites; what is submitted; status from run folders; sweeps on this machine."""
 
+import io
 import json
 import os
 import re
@@ -7,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ecgmatch_dist import resources
 from ecgmatch_dist.config import Config
@@ -219,6 +223,58 @@ def test_the_lock_of_a_killed_submission_is_removed(tmp_path: Path) -> None:
     lock.write_text(f"elsewhere, process {process.pid}, today")
     with pytest.raises(UserError, match="elsewhere"), submission_lock(tmp_path):
         pass
+
+
+def test_two_commands_that_see_the_same_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find it stale, then both remove it: the second would remove the new lock of the first."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    lock = tmp_path / "sweeps" / "submitting"
+    lock.parent.mkdir()
+    lock.write_text(f"{socket.gethostname()}, process {process.pid}, today")
+
+    def slowly(owner: str) -> bool:
+        dead = owner_is_dead(owner)
+        time.sleep(0.3)
+        return dead
+
+    monkeypatch.setattr("ecgmatch_dist.launch.submission_lock.owner_is_dead", slowly)
+    inside, refused, first_left = [], [], threading.Event()
+
+    def command() -> None:
+        try:
+            with submission_lock(tmp_path):
+                inside.append(1)
+                first_left.wait(20)
+        except UserError:
+            refused.append(1)
+            first_left.set()
+
+    both = [threading.Thread(target=command) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert (len(inside), len(refused)) == (1, 1)
+
+
+def test_an_accounting_that_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "sacct"
+    command.write_text("#!/bin/sh\nexec sleep 60\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.2)
+    assert slurm.accounting(["7_1"]) == {}
+
+
+def test_an_error_with_brackets_and_escapes_is_shown_as_it_is() -> None:
+    """rich would take [/x] for a mark of its own, and raise; a terminal would obey the escape."""
+    row = status.StatusRow("a", "failed", "", "7_0", 1, 2, None, None, 0, "KeyError: '[/x]' \x1b[31m")
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(status.show([row], "small [/]"))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "KeyError: '[/x]' \\x1b[31m" in shown
+    assert "small [/]: 1 failed" in shown
 
 
 def test_one_submission_at_a_time(tmp_path: Path) -> None:

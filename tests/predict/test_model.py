@@ -1,10 +1,13 @@
 """`em.load`: the numbers of `evaluate`, whatever the order of leads, the unit, the batch and the length."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 import ecgmatch_dist as em
 from ecgmatch_dist.data.preprocess import LEADS, preprocess
@@ -13,6 +16,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import predict_share
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.result import Prediction
+from ecgmatch_dist.record.weights import load_weights
 from tests.support.prediction import ecg, write_model
 
 
@@ -111,3 +115,13 @@ def test_a_network_of_crops_sees_a_long_recording_in_one_piece(tmp_path: Path) -
         logits = [model.network(x[:, :, start : start + 512]).logits for start in (0, 248, 496, 744, 992, 1240, 1488)]
     assert "cropped" not in prediction.flags
     assert numbers(prediction) == pytest.approx(torch.stack(logits).mean(0).sigmoid()[0].tolist(), abs=1e-5)
+
+
+def test_weights_of_other_shapes_are_one_line(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "run") / "best.safetensors"
+    tensors, notes = load_weights(file)
+    name = next(iter(tensors))
+    for changed in (tensors | {name: torch.ones(3)}, {k: t for k, t in tensors.items() if k != name}):
+        file.write_bytes(save(changed, {key: json.dumps(value) for key, value in asdict(notes).items()}))
+        with pytest.raises(UserError, match=f"the weights do not fit its settings .*{name}"):
+            Predictor(tmp_path / "run", "cpu")

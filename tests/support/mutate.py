@@ -1,0 +1,72 @@
+"""Damage for files: bytes replaced, inserted, removed, repeated or cut off, as chance and as people who mean harm do it."""
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+EXAMPLES = int(os.environ.get("FUZZ") or 20)
+"""Mutations per format."""
+TOKENS = (
+    b"", b"0", b"-1", b"1e999", b"NaN", b"9" * 30, b"9" * 5000, b"1000000000000", b"null", b"true", b"[]", b"{}", b"{", b"}",
+    b"[" * 3000, b'"', b"'", b",", b";", b"\n", b"\r", b"\t", b"\0", b"\x1b[31m", b"\xff", b"\xef\xbb\xbf", b"\xd8\x00", b"../",
+    b"/", b"=", b"=1+1", b"$(touch x)", b"<script>", b"%00", b"\\u0000", b"\\ud800",
+)  # fmt: skip
+MEMORY, SECONDS = 2**30, 10.0
+
+fuzz = settings(
+    max_examples=EXAMPLES,
+    deadline=None,  # of the wall clock; `refused_at_most` looks at the time that was computed
+    derandomize="FUZZ" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+"""A few examples, always the same, in the suite; others each time with FUZZ."""
+
+
+@st.composite
+def mutated(draw: st.DrawFn, content: bytes) -> bytes:
+    """One to four edits of `content`."""
+    out = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(out)))
+        stop = start + draw(st.sampled_from((0, 1, 1, 2, 4, 8, 64)))
+        edit = draw(st.sampled_from(("token", "token", "token", "bytes", "remove", "repeat", "cut")))
+        if edit == "token":
+            out[start:stop] = draw(st.sampled_from(TOKENS))
+        elif edit == "bytes":
+            out[start:stop] = draw(st.binary(max_size=8))
+        elif edit == "remove":
+            del out[start:stop]
+        elif edit == "repeat":
+            out[start:start] = out[start:stop] * draw(st.sampled_from((1, 3, 100)))
+        else:
+            del out[start:]
+    return bytes(out)
+
+
+@contextmanager
+def refused_at_most(*errors: type[Exception]) -> Iterator[None]:
+    """What reads a mutated file may raise one of `errors`, nothing else, and compute for ten seconds."""
+    began = time.process_time()
+    with suppress(*errors):
+        yield
+    assert time.process_time() - began < SECONDS
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """At most 1 GiB more than now; beyond it, allocations fail."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
