@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -77,8 +78,10 @@ def _table(content: bytes, path: Path, columns: tuple[str, ...]) -> pd.DataFrame
     if tuple(header) != columns:
         raise UserError(f"{path}: its columns are {', '.join(header)[:200]}, not {', '.join(columns)}; {REMEDY}")
     try:
-        return pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False, on_bad_lines="error")
-    except (ValueError, OverflowError) as error:  # pandas' errors of parsing are ValueErrors
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # that cells beyond the header are lost
+            return pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
+    except (ValueError, OverflowError, pd.errors.ParserWarning) as error:  # pandas' errors of parsing are ValueErrors
         raise UserError(
             f"{path}: not a table of {len(columns)} columns ({' '.join(str(error).split())}); {REMEDY}"
         ) from None

@@ -13,6 +13,7 @@ from rich.table import Table as ScreenTable
 from ecgmatch_dist.data.formats.recording import RecordRef
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import checksum
+from ecgmatch_dist.files.plain import plain_line, plain_markup
 from ecgmatch_dist.predict.files import find_files
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.model import Predictor
@@ -108,7 +109,7 @@ def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> 
     """Print an answer, or make its page. Returns whether it is a failure."""
     console = Console(highlight=False)
     if isinstance(answer, Failure):
-        console.print(f"{answer.path}: {answer.error}", markup=False)
+        console.print(plain_line(f"{answer.path}: {answer.error}"), markup=False)
         return True
     if show:
         show.add(answer)
@@ -119,14 +120,14 @@ def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> 
 def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
     """The answer as a table."""
     out = ScreenTable("class", "probability", "network's output", "F2 threshold", "", title_justify="left")
-    out.title = answer.path
+    out.title = plain_markup(answer.path)
     for name, full in zip(model.classes, model.scheme.classes, strict=True):
         words = "likely" * (name in answer.likely) or "possible" * (name in answer.predicted)
         numbers = (answer.calibrated[name], answer.probabilities[name], answer.thresholds[name])
-        out.add_row(full, *(f"{number:.3f}" for number in numbers), words)
+        out.add_row(plain_markup(full), *(f"{number:.3f}" for number in numbers), words)
     lines = [text for text, _ in sentences(answer.flags)]
     if answer.nearest:
         alike = (f"{c.id} ({', '.join(c.classes) or 'no class'}, {c.similarity:.2f})" for c in answer.nearest)
         lines.append(f"most like {'; '.join(alike)}")
-    out.caption, out.caption_justify = "\n".join(lines), "left"
+    out.caption, out.caption_justify = "\n".join(map(plain_markup, lines)), "left"
     return out

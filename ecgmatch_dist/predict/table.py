@@ -15,6 +15,7 @@ from typing import Any
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_atomic
 from ecgmatch_dist.files.jsonl import read_lines, to_line
+from ecgmatch_dist.files.plain import plain_cell
 from ecgmatch_dist.predict.result import Failure, Prediction
 
 ROWS_AT_ONCE = 4096  # of a Parquet file
@@ -105,7 +106,8 @@ def write_csv(part: Rows, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, columns(part()), lineterminator="\n")
         table.writeheader()
-        table.writerows(flat(row) for row in part())
+        for row in map(flat, part()):
+            table.writerow({name: plain_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
 
 
 def write_jsonl(part: Rows, path: Path) -> None:

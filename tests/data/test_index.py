@@ -189,6 +189,14 @@ def test_one_bad_database_does_not_hide_the_others(tmp_path: Path, capsys: pytes
     assert "/b: 3 recordings" in printed.out
 
 
+def test_cells_beyond_the_header_are_not_lost(shards: Path, tmp_path: Path) -> None:
+    """Found by the fuzzer: pandas drops them with a warning."""
+    first, *rows = (shards / "manifest.csv").read_text().splitlines()
+    (tmp_path / "manifest.csv").write_text("\n".join([first, *(f"{row},more" for row in rows), ""]))
+    with pytest.raises(UserError, match="not a table of 15 columns"):
+        read_rows(tmp_path / "manifest.csv")
+
+
 def test_good_ones_are_read_as_they_were(shards: Path) -> None:
     manifest = read_manifest(shards)
     assert tuple(manifest.columns) == COLUMNS
