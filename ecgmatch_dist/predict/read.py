@@ -79,8 +79,8 @@ def read_all(refs: Sequence[RecordRef], reader: Reader, workers: int) -> Iterato
                 yield from waiting.popleft().result()
         except BrokenProcessPool:
             raise UserError(
-                "a reading process was killed (out of memory?): try fewer --workers; "
-                "the same command continues where it stopped"
+                "a reading process has ended: out of memory (try fewer workers; the same command continues where it stopped), "
+                'or started by a script that lacks `if __name__ == "__main__":`'
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
