@@ -45,7 +45,7 @@ def after_training(runs: list[Path]) -> list[str]:
     return [
         found,
         "ecgmatch report runs --out report           # tables, statistics, figures on one page",
-        f"ecgmatch predict runs/{kept.name} new/ecg1.hea --out prediction",
+        f"ecgmatch predict runs/{kept.name} new/ecg1.hea --pages pages",
     ]
 
 
