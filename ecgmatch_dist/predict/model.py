@@ -156,7 +156,7 @@ class Predictor:
 
     def _prepare(self, signal: Signal, rate: float, leads: Sequence[str], unit: str, record: str) -> Prepared:
         try:
-            recording = from_array(np.asarray(signal), rate=rate, unit=unit, leads=leads)
+            recording = from_array(np.asarray(signal), rate=rate, unit=unit, leads=leads, key=record)
             return prepare(recording, self.inputs)
         except Rejected as error:
             raise UserError(f"{record}: {error}") from None

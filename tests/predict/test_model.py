@@ -38,6 +38,7 @@ def test_the_numbers_of_evaluate(model: Predictor) -> None:
     found = list(model.predict_many(np.stack(signals), rate=500))
     assert np.allclose([numbers(p) for p in found], rows[:, :5].numpy(), atol=1e-6)
     assert np.allclose([p.features for p in found], rows[:, 5:].numpy(), atol=1e-5)
+    assert [p.record for p in found] == ["array 0", "array 1", "array 2"]
     assert np.allclose(model.embed(signals[1], rate=500), rows[1, 5:].numpy(), atol=1e-5)
 
 
