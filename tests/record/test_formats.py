@@ -232,7 +232,7 @@ def test_weights_of_the_first_release(tmp_path: Path) -> None:
         ({"step": '"x"'}, "step = 'x': it takes a whole number"),
         (
             {"model": '{"colour": 3}'},
-            "unknown key `model.colour`; known are width, heads, dropout, backbone, depth, first_width",
+            "unknown key `model.colour`; known are width, heads, dropout, backbone, depth, first_width, feature",
         ),
         ({"preprocess": '{"rate": "fast"}'}, "preprocess.rate = 'fast': it takes a whole number"),
     ],
