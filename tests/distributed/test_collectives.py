@@ -278,7 +278,8 @@ def torchrun_environment(monkeypatch: pytest.MonkeyPatch, **changes: str) -> Non
 def test_session_of_one_process() -> None:
     assert "RANK" not in os.environ
     with session("cpu") as ranks:
-        assert ranks == Ranks(0, 1, 0, 1, torch.device("cpu"))
+        cores = len(os.sched_getaffinity(0))
+        assert ranks == Ranks(0, 1, 0, 1, torch.device("cpu"), threads=cores)
         assert ranks.main
         assert not dist.is_initialized()
 

@@ -1,5 +1,6 @@
 """A mistake under several ranks: one line with `--ranks`; with torchrun, the line is the end of its long summary."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,8 +18,10 @@ def test_a_mistake_of_the_ranks_is_told_without_torchruns_summary(data: Path, tm
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[0].endswith("optim.labelled_batch = 15: make it a multiple of 2, the number of ranks"), done.stderr
-    assert 1 <= len(lines) <= 2  # of the first rank, and of the second unless it was ended before
-    assert all(line.startswith("ecgmatch") for line in lines)
+    assert len(lines) <= 3, (
+        done.stderr
+    )  # of the first rank, and of the second, which may be ended in the middle of a word
+    assert not {"Traceback", "Root Cause"} & {*re.findall(r"Traceback|Root Cause", done.stderr)}
 
 
 def test_torchruns_summary_ends_in_our_line(data: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_comparison_takes_the_file(searched: Path, tmp_path: Path) -> None:
     choose("search", runs=searched, write=file)
     sweep, choices = expand.load_sweep("cross"), read_choices(file)
     base = expand.base_config(sweep, "", "shards", searched, ())
-    found = expand.plan_runs(sweep, base, Path("splits"), False, lambda runs: apply_choices(runs, choices))
+    found = expand.plan_runs(sweep, base, Path("splits"), lambda runs: apply_choices(runs, choices))
     by_name = {run.name: run.config.method for run in found}
     ours = by_name["cross-g12ec@0.01.s21.ecgmatch.chosen"]
     assert isinstance(ours, ECGMatchSettings)

@@ -266,9 +266,9 @@ def test_a_damaged_file_loses_its_figures_not_the_report(tmp_path: Path) -> None
 def test_workers_keep_the_order_and_pass_errors_on() -> None:
     for number in (1, 2):
         with Workers(number) as pool:
-            assert pool.map(divmod, [(7, 2), (9, 4), (8, 8)]) == [(3, 1), (2, 1), (1, 0)]
+            assert pool.map(divmod, [(7, 2), (9, 4), (8, 8)], "numbers") == [(3, 1), (2, 1), (1, 0)]
             with pytest.raises(ZeroDivisionError):
-                pool.map(divmod, [(1, 1), (1, 0)])
+                pool.map(divmod, [(1, 1), (1, 0)], "numbers")
 
 
 def test_mistakes_of_the_user_are_one_line(tmp_path: Path) -> None:
