@@ -72,7 +72,7 @@ def test_the_papers_class_counts(shared_data, database, recordings, kept, counts
         ("name = 'x'", "`class` is missing"),
         (
             "name = 'x'\nclass = [{name = 'A', short = 'A', code = []}]",
-            "unknown key `class 1: code`; known are name, short, codes, only",
+            "unknown key `class[0].code`; known are name, short, codes, only",
         ),
         ("name = 'x'\nclass = [{name = 'A', short = 'A b', codes = ['1']}]", "without spaces"),
         ("name = 'x'\nclass = [{name = 'A', short = 'A', codes = [1]}]", "class[0].codes[0] = 1: it takes a text"),
