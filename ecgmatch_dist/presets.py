@@ -60,8 +60,9 @@ def tuned() -> Config:
 
 
 def few_labels() -> Config:
-    """At 100 Hz: `tuned` with a residual network on crops of 2.56 s, and passes instead of steps, for 20 labels as well as for
-    20,000. `--selfsupervised contrastive` adds a start without labels. What is measured of it: docs/experiments.md."""
+    """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 2.56 s learns for a number of passes; the
+    mean of it and of trees on measurements fills the bank; ECGMatch puts both into one network. `--selfsupervised contrastive`
+    adds a start without labels. docs/experiments.md: what each part adds."""
     base = tuned()
     adamw = replace(base.pretrain, labelled_batch=64)
     return replace(

@@ -1,5 +1,6 @@
 """Trees on measurements, and their share in the committee."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.measurements.trees import MeasurementTrees
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
+from ecgmatch_dist.recovery.signals import Stopped
 from tests.support.ranks import run_processes
-from tests.support.training import final_state, run, tiny
+from tests.support.training import assert_same_bits, final_state, run, tiny
 
 
 def recordings(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
@@ -85,6 +87,22 @@ def test_the_validation_part_chooses_the_share(networks: str, expected: float) -
     mixed = (1 - opinion.share) * p + opinion.share * opinion.ask(signals)
     torch.testing.assert_close(opinion.mix(signals, p), mixed)
     assert "validation MAP" in said[0]
+
+
+def test_a_resumed_run_needs_no_trees(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have said is in the bank, and the bank is in the checkpoint."""
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
+    optim = Optim(steps=4, labelled_batch=8, unlabelled_batch=16)
+    config = tiny(data, tmp_path / "untouched", method, optim=optim, pretrain=optim)
+    untouched = run(config)
+    stopped = replace(config, runs=tmp_path / "stopped")
+    run(stopped.supervised())
+    monkeypatch.setenv("ECGMATCH_STOP_AT", "1")
+    with pytest.raises(Stopped):
+        run(stopped)
+    monkeypatch.delenv("ECGMATCH_STOP_AT")
+    monkeypatch.setattr("ecgmatch_dist.measurements.trees.ExtraTreesClassifier", None)
+    assert_same_bits(final_state(untouched), final_state(run(stopped)))
 
 
 def _train(rank: int, world: int, data: Path, runs: Path) -> str:

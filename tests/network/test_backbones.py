@@ -43,6 +43,7 @@ def test_shapes_for_any_length(name, length):
 
 @pytest.mark.parametrize("name", config.backbones())
 def test_dropout_belongs_to_the_row(name):
+    """In eval-mode normalisation, a row's training output is the same alone and in any batch."""
     model = build_model(5, SMALL[name], 0).double().train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -51,6 +52,7 @@ def test_dropout_belongs_to_the_row(name):
     whole = model(x, keys).logits
     torch.testing.assert_close(torch.cat([model(x[:2], keys[:2]).logits, model(x[2:], keys[2:]).logits]), whole)
     assert not torch.allclose(model(x, keys_of(range(6, 12))).logits, whole)
+    torch.testing.assert_close(model(x, keys).logits, whole)
 
 
 @pytest.mark.parametrize("name", config.backbones())

@@ -89,19 +89,6 @@ def test_attention_starts_as_torch_starts_it():
     assert not attention.project_out.bias.any()
 
 
-def test_dropout_belongs_to_the_row():
-    """In eval-mode normalisation, a row's training output is the same alone and in any batch."""
-    model = build_model(5, SMALL, 0).double().train()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-    x, keys = torch.randn(6, LEADS, 256, dtype=torch.float64), keys_of(range(6))
-    whole = model(x, keys).logits
-    torch.testing.assert_close(torch.cat([model(x[:2], keys[:2]).logits, model(x[2:], keys[2:]).logits]), whole)
-    assert not torch.allclose(model(x, keys_of(range(6, 12))).logits, whole)
-    torch.testing.assert_close(model(x, keys).logits, whole)
-
-
 def test_dropout_law():
     x = torch.ones(64, 16, 32)
     out = keyed_dropout(x, keys_of(range(64)), 0.3)
