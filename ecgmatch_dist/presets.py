@@ -83,7 +83,6 @@ def demo() -> Config:
     base = few_labels()
     return replace(
         base,
-        pretrain=replace(base.pretrain, passes=60, steps=2000),
         optim=replace(base.optim, steps=200, unlabelled_batch=64),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
