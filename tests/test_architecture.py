@@ -13,6 +13,7 @@ FLOW = (
     "errors",
     "files",
     "terminal",
+    "web",
     "resources",
     "keyed",
     "config",

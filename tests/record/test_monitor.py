@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.record.monitor import main, refusal
+from ecgmatch_dist.record.monitor import main
+from ecgmatch_dist.web.address import refuse_a_taken_port
 
 
 @pytest.fixture
@@ -57,4 +58,4 @@ def test_a_signal_ends_tensorboard_without_a_word(runs: Path, number: signal.Sig
     assert answered, told
     assert "the same command continues" not in told
     assert "Traceback" not in told
-    assert refusal("127.0.0.1", port) == "", "nobody listens any more"
+    refuse_a_taken_port("127.0.0.1", port)  # nobody listens any more
