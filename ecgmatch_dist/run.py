@@ -20,7 +20,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Batch, FiniteBatch, LoadedPart, Stream, finite
 from ecgmatch_dist.data.unlabelled import open_stream
 from ecgmatch_dist.data.web_stream import WebStream
-from ecgmatch_dist.distributed.collectives import all_sum_nograd, barrier
+from ecgmatch_dist.distributed.collectives import barrier, from_rank_0
 from ecgmatch_dist.distributed.session import Ranks, host_buffer, to_device
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.errors import require
@@ -224,9 +224,7 @@ class Run:
         assert isinstance(classifier, torch.nn.Linear)
         features = classifier_input(self.kept, found.features)
         for own, value in zip(classifier.parameters(), linear_probe(features, found.labels), strict=True):
-            # Rank 0's, in case the machines of the ranks round differently.
-            shared = torch.from_numpy(value if self.ranks.main else np.zeros_like(value)).to(self.ranks.device)
-            own.data.copy_(all_sum_nograd(shared))
+            own.data.copy_(from_rank_0(torch.from_numpy(value).to(self.ranks.device)))
 
     def keep_best(self) -> None:
         """Write the current weights as the best ones."""

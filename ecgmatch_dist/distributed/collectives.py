@@ -165,6 +165,17 @@ def all_sum_nograd(t: Tensor, group: Group = None, name: str = "all_sum") -> Ten
     return out
 
 
+def from_rank_0(t: Tensor, name: str = "from_rank_0") -> Tensor:
+    """[...] of equal shape on every rank -> rank 0's. For what machines may round differently. No gradient."""
+    if world() == 1:
+        return t.detach()
+    out = t.detach().clone(memory_format=torch.contiguous_format)
+    with during(name):
+        dist.broadcast(out, src=0)
+    traffic.add(name, out.nbytes)
+    return out
+
+
 class _AllSum(torch.autograd.Function):
     """The loss of every rank depends on the terms of all ranks, so the backward sums over ranks, too."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ecgmatch_dist.distributed.collectives import from_rank_0
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.measurements.trees import MeasurementTrees
 from ecgmatch_dist.metrics import macro_ap
@@ -35,7 +36,7 @@ class Opinion:
         maps = [
             macro_ap(own.labels, (1 - share) * theirs.probabilities + share * own.probabilities) for share in SHARES
         ]
-        self.share = SHARES[int(np.argmax(maps))]
+        self.share = SHARES[int(from_rank_0(torch.tensor(np.argmax(maps))))]
         self._say(
             f"second opinion: trees on measurements reach a validation MAP of {maps[-1]:.4f}, the networks {maps[0]:.4f}; "
             f"with a share of {self.share:.0%} trees {max(maps):.4f}"

@@ -1,4 +1,9 @@
-"""Randomised trees from measurements to diagnoses, one forest per class."""
+"""Randomised trees from measurements to diagnoses, one forest per class.
+
+scikit-learn grows them on rank 0. All ranks predict from the same plain arrays: machines that round differently would grow
+different trees, and the ranks would disagree."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -7,50 +12,138 @@ from sklearn.ensemble import ExtraTreesClassifier
 
 from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.distributed.collectives import from_rank_0, gather_uneven, rank, world
 from ecgmatch_dist.measurements.measure import measure
 
 TREES = 300
+READ = 256  # recordings in memory at once while they are measured
+
+
+class Forests(NamedTuple):
+    """The nodes of all trees of all classes. A leaf is its own child."""
+
+    feature: NDArray[np.int32]
+    """[M] measurement that a node looks at."""
+    threshold: NDArray[np.float64]
+    """[M] up to it, go left."""
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    """[M] children."""
+    share: NDArray[np.float64]
+    """[M] share of the positive recordings in a node."""
+    roots: NDArray[np.int32]
+    """[R] first node of each tree, class by class."""
+    trees: NDArray[np.int32]
+    """[C] number of trees of each class."""
 
 
 class MeasurementTrees:
-    """Fitted to the labelled recordings. The same on every rank: each fits its own from the same data and seed."""
+    """Predicts signals of one sampling rate."""
 
-    def __init__(
-        self, signals: NDArray[np.floating], labels: NDArray[np.uint8], rate: float, seed: int, threads: int = 1
-    ) -> None:
-        """`signals` [n, 12, T] as in the shards, `labels` [n, C] in {0, 1, UNKNOWN}."""
-        self.rate = rate
-        rows = measure_all(signals, rate)
-        self.forests: list[ExtraTreesClassifier | float] = []
-        for column in labels.T:
-            looked = column != UNKNOWN  # where nobody has looked for the class, the recording does not count
-            y = column[looked]
-            if not 0 < y.sum() < len(y):  # nothing to learn: the class's frequency
-                self.forests.append(float(y.sum() + 0.5) / (len(y) + 1))
-                continue
-            forest = ExtraTreesClassifier(
-                TREES, min_samples_leaf=2, max_features=0.2, random_state=seed, n_jobs=threads
-            )
-            # One thread predicts: several would add up the trees in an order that changes the last bit.
-            self.forests.append(forest.fit(rows[looked], y).set_params(n_jobs=1))
+    def __init__(self, forests: Forests, rate: float) -> None:
+        self.forests, self.rate = forests, rate
 
     def predict(self, signals: NDArray[np.floating]) -> NDArray[np.float64]:
         """[n, 12, T] -> probabilities [n, C]."""
-        rows = measure_all(signals, self.rate)
-        if not len(rows):
-            return np.empty((0, len(self.forests)))
-        columns = [
-            np.full(len(rows), forest) if isinstance(forest, float) else forest.predict_proba(rows)[:, 1]
-            for forest in self.forests
-        ]
-        return np.stack(columns, 1)
+        classes = len(self.forests.trees)
+        return descend(self.forests, measure_all(signals, self.rate)) if len(signals) else np.empty((0, classes))
+
+
+def grow(rows: NDArray[np.float32], labels: NDArray[np.uint8], seed: int, threads: int = 1) -> Forests:
+    """Forests fitted to measurements [n, F] with labels [n, C] in {0, 1, UNKNOWN}."""
+    parts: list[Forests] = []
+    for column in labels.T:
+        looked = column != UNKNOWN  # where nobody has looked for the class, the recording does not count
+        y = column[looked]
+        if not 0 < y.sum() < len(y):  # nothing to learn: a leaf with the class's frequency
+            parts.append(_leaf(float(y.sum() + 0.5) / (len(y) + 1)))
+            continue
+        forest = ExtraTreesClassifier(
+            TREES, min_samples_leaf=2, max_features=0.2, random_state=seed, n_jobs=threads
+        ).fit(rows[looked], y)
+        parts.append(_join([_nodes(tree.tree_) for tree in forest.estimators_], one_class=True))
+    return _join(parts)
+
+
+def descend(forests: Forests, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Measurements [n, F] -> probabilities [n, C]: the mean share of the leaves of a class's trees."""
+    node = np.repeat(forests.roots[:, None], len(rows), 1)  # [R, n]
+    number = np.arange(len(rows))
+    while True:
+        goes_left = rows[number, forests.feature[node]] <= forests.threshold[node]
+        below = np.where(goes_left, forests.left[node], forests.right[node])
+        if np.array_equal(below, node):
+            break
+        node = below
+    ends = np.cumsum(forests.trees)
+    shares = forests.share[node]
+    # A sum over the first axis adds tree after tree, as scikit-learn does: the same bits.
+    return np.stack([shares[end - n : end].sum(0) / n for end, n in zip(ends, forests.trees, strict=True)], 1)
 
 
 def fit_trees(store: ShardStore, rows: NDArray[np.int64], labels: NDArray[np.uint8], seed: int) -> MeasurementTrees:
-    """Trees fitted to these rows of the shards, by as many threads as torch computes with."""
-    return MeasurementTrees(store.read(rows), labels, store.preprocess.rate, seed, torch.get_num_threads())
+    """Trees fitted to these rows of the shards, the same on every rank. Each rank measures its share of the recordings; rank 0
+    grows the trees, by as many threads as torch computes with. A collective."""
+    rate = store.preprocess.rate
+    mine = np.array_split(rows, world())[rank()]
+    pieces = [measure_all(store.read(mine[i : i + READ]), rate) for i in range(0, len(mine), READ)]
+    if not pieces:  # fewer recordings than ranks: the number of measurements is still needed
+        pieces = [measure_all(store.read(rows[:1]), rate)[:0]]
+    measured = gather_uneven(torch.from_numpy(np.concatenate(pieces))).numpy()
+    grown = grow(measured, labels, seed, torch.get_num_threads()) if rank() == 0 else None
+    return MeasurementTrees(shared(grown), rate)
+
+
+def shared(forests: Forests | None) -> Forests:
+    """Rank 0's forests on every rank. A collective."""
+    own: tuple[NDArray[Any], ...] = forests or _leaf(0.0)
+    lengths = from_rank_0(torch.tensor([len(array) for array in own])).tolist()
+    arrays = (np.resize(array, length) for array, length in zip(own, lengths, strict=True))  # of rank 0: as they are
+    return Forests(*(from_rank_0(torch.from_numpy(array)).numpy() for array in arrays))
 
 
 def measure_all(signals: NDArray[np.floating], rate: float) -> NDArray[np.float32]:
     """[n, 12, T] -> [n, F]."""
     return np.stack([measure(signal, rate) for signal in signals]) if len(signals) else np.empty((0, 0), np.float32)
+
+
+def _leaf(share: float) -> Forests:
+    """One tree that is a leaf."""
+    zero = np.zeros(1, np.int32)
+    return Forests(zero, np.zeros(1), zero, zero, np.array([share]), zero, zero + 1)
+
+
+def _nodes(tree: Any) -> Forests:
+    """One of scikit-learn's trees. It marks a leaf by children of -1."""
+    count: int = tree.node_count
+    own = np.arange(count, dtype=np.int32)
+    leaf = tree.children_left < 0
+    zero = np.zeros(1, np.int32)
+    return Forests(
+        np.where(leaf, 0, tree.feature).astype(np.int32),
+        tree.threshold.copy(),
+        np.where(leaf, own, tree.children_left).astype(np.int32),
+        np.where(leaf, own, tree.children_right).astype(np.int32),
+        tree.value[:, 0, 1].copy(),
+        zero,
+        zero + 1,
+    )
+
+
+def _join(parts: list[Forests], one_class: bool = False) -> Forests:
+    """Forests of several classes, or several trees of one class."""
+    starts = np.cumsum([0, *(len(part.feature) for part in parts[:-1])], dtype=np.int32)
+
+    def moved(name: str) -> NDArray[np.int32]:
+        return np.concatenate([getattr(part, name) + start for part, start in zip(parts, starts, strict=True)])
+
+    trees = np.concatenate([part.trees for part in parts])
+    return Forests(
+        np.concatenate([part.feature for part in parts]),
+        np.concatenate([part.threshold for part in parts]),
+        moved("left"),
+        moved("right"),
+        np.concatenate([part.share for part in parts]),
+        moved("roots"),
+        trees.sum(keepdims=True, dtype=np.int32) if one_class else trees,
+    )

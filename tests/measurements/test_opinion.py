@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor, nn
 
 from ecgmatch_dist.config import Bank, Optim
 from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.measurements.opinion import Opinion
-from ecgmatch_dist.measurements.trees import MeasurementTrees
+from ecgmatch_dist.measurements.trees import TREES, MeasurementTrees, descend, fit_trees, grow, measure_all
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.recovery.signals import Stopped
-from tests.support.ranks import run_processes
+from tests.support.ranks import run_processes, run_threads
 from tests.support.training import assert_same_bits, final_state, run, tiny
 
 
@@ -28,20 +30,59 @@ def recordings(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.uint8
     return (rng.standard_normal((n, 12, 300)) + 2 * y[:, :1, None] * wave).astype(np.float32), y
 
 
+def fitted(x: NDArray[np.float32], y: NDArray[np.uint8], seed: int = 0, threads: int = 1) -> MeasurementTrees:
+    return MeasurementTrees(grow(measure_all(x, 100), y, seed, threads), 100)
+
+
 def test_trees_learn_what_the_measurements_show() -> None:
     (x, y), (new, truth) = recordings(60, 0), recordings(40, 1)
-    p = MeasurementTrees(x, y, 100, seed=0).predict(new)
+    p = fitted(x, y).predict(new)
     assert ((p[:, 0] > 0.5) == truth[:, 0]).mean() > 0.9
     assert p.shape == truth.shape
 
 
 def test_threads_change_no_bit_and_a_seed_does() -> None:
     (x, y), (new, _) = recordings(40, 0), recordings(10, 1)
-    one, two, other = (
-        MeasurementTrees(x, y, 100, seed, threads).predict(new) for seed, threads in ((0, 1), (0, 2), (1, 1))
-    )
+    one, two, other = (fitted(x, y, seed, threads).predict(new) for seed, threads in ((0, 1), (0, 2), (1, 1)))
     assert np.array_equal(one, two)
     assert not np.array_equal(one, other)
+
+
+def test_the_arrays_predict_as_scikit_learn_does() -> None:
+    (x, y), (new, _) = recordings(50, 0), recordings(30, 1)
+    rows, asked = measure_all(x, 100), measure_all(new, 100)
+    reference = [
+        ExtraTreesClassifier(TREES, min_samples_leaf=2, max_features=0.2, random_state=3).fit(rows, column)
+        for column in y.T
+    ]
+    expected = np.stack([forest.predict_proba(asked)[:, 1] for forest in reference], 1)
+    assert np.array_equal(descend(grow(rows, y, seed=3), asked), expected)
+
+
+class Shards:
+    """What `fit_trees` needs of a store."""
+
+    preprocess = Preprocess(rate=100, length=300)
+
+    def __init__(self, x: NDArray[np.float32]) -> None:
+        self.x = x
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.x[rows]
+
+
+@pytest.mark.parametrize(("world", "n"), [(2, 41), (3, 2)])
+def test_all_ranks_have_the_trees_of_rank_0(world: int, n: int) -> None:
+    """Machines that round differently would grow other trees, as another seed does."""
+    (x, y), (new, _) = recordings(n, 0), recordings(10, 1)
+    y[:2] = [[1, 0], [0, 1]]
+
+    def fit(rank: int, world: int) -> NDArray[np.float64]:
+        return fit_trees(Shards(x), np.arange(n), y, seed=rank).predict(new)  # type: ignore[arg-type]
+
+    first, *others = run_threads(world, fit)
+    assert np.array_equal(first, fitted(x, y).predict(new))
+    assert all(np.array_equal(first, other) for other in others)
 
 
 def test_an_unknown_label_is_no_negative() -> None:
@@ -49,16 +90,16 @@ def test_an_unknown_label_is_no_negative() -> None:
     (x, y), (new, truth) = recordings(80, 0), recordings(40, 1)
     hidden = y.copy()
     hidden[np.flatnonzero(y[:, 0])[::2], 0] = UNKNOWN
-    p = MeasurementTrees(x, hidden, 100, seed=0).predict(new)[:, 0]
+    p = fitted(x, hidden).predict(new)[:, 0]
     assert p[truth[:, 0] == 1].mean() > 0.75
     nobody = np.full_like(y, UNKNOWN)
-    assert MeasurementTrees(x, nobody, 100, seed=0).predict(new) == pytest.approx(0.5)
+    assert fitted(x, nobody).predict(new) == pytest.approx(0.5)
 
 
 def test_a_class_without_positives_gets_its_frequency() -> None:
     (x, y), (new, _) = recordings(20, 0), recordings(5, 1)
     y[:, 1] = 0
-    assert MeasurementTrees(x, y, 100, seed=0).predict(new)[:, 1] == pytest.approx(0.5 / 21)
+    assert fitted(x, y).predict(new)[:, 1] == pytest.approx(0.5 / 21)
 
 
 @pytest.mark.parametrize(("networks", "expected"), [("right", 0.0), ("wrong", 1.0)])
@@ -76,7 +117,7 @@ def test_the_validation_part_chooses_the_share(networks: str, expected: float) -
         known = known if networks == "right" else 1 - known
         return 0.1 + 0.8 * known[: len(x)]
 
-    opinion = Opinion(lambda: MeasurementTrees(x, y, 100, seed=0), validate, said.append)
+    opinion = Opinion(lambda: fitted(x, y), validate, said.append)
     opinion.weigh(ask)
     if networks == "wrong":
         assert opinion.share >= 0.75
