@@ -39,7 +39,8 @@ from ecgmatch_dist.record.logger import memory_gib
 from ecgmatch_dist.record.starts import Chain, starts_of
 from ecgmatch_dist.recovery.heartbeat import Heartbeat, ending_at_once
 from ecgmatch_dist.recovery.signals import Signals, Stopped, StopRequest
-from ecgmatch_dist.run import Run, build_run
+from ecgmatch_dist.run.build import build_run
+from ecgmatch_dist.run.run import Run
 
 
 def train_loop(run: Run, stop: StopRequest) -> str:
@@ -184,7 +185,7 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
         if part != "labelled":
             measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, run.classes)
         if run.ranks.main:
-            run.folder.save_predictions(part, run.ids(part), predictions)
+            run.folder.save_predictions(part, run.parts.ids(part), predictions)
         if stop.agreed():
             return False
     artifacts = run.learner.method.artifacts(lambda: run.predict("unlabelled", limit=20_000))

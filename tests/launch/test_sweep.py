@@ -22,6 +22,7 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import choose, expand, site, slurm, status, sweep, train_job
 from ecgmatch_dist.launch.overrides import change
+from ecgmatch_dist.launch.select import select_runs
 from ecgmatch_dist.launch.submission_lock import owner_is_dead, submission_lock
 from ecgmatch_dist.launch.submissions import Submission, append_submissions, sweep_folder
 from ecgmatch_dist.launch.sweep_plan import read_plan, write_plan
@@ -178,7 +179,7 @@ def test_status_of_a_checkpoint_that_is_damaged_or_just_removed(submitted: Path)
 
 def test_only_runs_that_are_neither_finished_nor_in_the_queue_are_submitted(submitted: Path) -> None:
     runs = [expand.PlannedRun(name, Config(), ()) for name in ("a", "b", "c", "d", "e")]
-    wanted, states = sweep.select_runs(runs, submitted)
+    wanted, states = select_runs(runs, submitted)
     assert [run.name for run in wanted] == ["c", "e"]
     assert states == {
         "a": "finished",
@@ -192,7 +193,7 @@ def test_only_runs_that_are_neither_finished_nor_in_the_queue_are_submitted(subm
 def test_a_run_that_the_user_holds_is_shown_as_held(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = slurm.SlurmJob("7_3", "PENDING", "", slurm.HELD)
     monkeypatch.setattr(slurm, "alive_among", lambda ids: {"7_3": held})
-    _, states = sweep.select_runs([expand.PlannedRun("d", Config(), ())], submitted)
+    _, states = select_runs([expand.PlannedRun("d", Config(), ())], submitted)
     assert states == {"d": "held (scontrol release 7_3) as job 7_3"}
 
 
@@ -206,7 +207,7 @@ def test_a_run_that_runs_on_this_machine_is_not_started_again(submitted: Path) -
         own = Submission(run="e", cluster="local", job=str(process.pid), folder=str(folder), time=2.0)
         other = replace(own, run="f", folder=f"{folder}/other")
         append_submissions(sweep_folder(submitted, "small"), [own, other])
-        wanted, states = sweep.select_runs([expand.PlannedRun(name, Config(), ()) for name in ("e", "f")], submitted)
+        wanted, states = select_runs([expand.PlannedRun(name, Config(), ()) for name in ("e", "f")], submitted)
         process.communicate(b"\n")
     assert [run.name for run in wanted] == ["f"]
     assert states == {"e": f"running here as process {process.pid}", "f": "new"}

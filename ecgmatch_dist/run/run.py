@@ -1,39 +1,31 @@
-"""A run: its learner, data and files, built from a configuration. Saves and resumes them, and measures the model."""
+"""A run: its learner, data and files. Saves and resumes them, and measures the model."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
-from ecgmatch_dist.config import Config, fitted
-from ecgmatch_dist.data.archive import Archive
-from ecgmatch_dist.data.labels import UNKNOWN, known, load_scheme
-from ecgmatch_dist.data.split_file import Split, digest
-from ecgmatch_dist.data.store import ShardStore
-from ecgmatch_dist.data.stream import Batch, FiniteBatch, LoadedPart, Stream, finite
-from ecgmatch_dist.data.unlabelled import open_stream
+from ecgmatch_dist.config import Config
+from ecgmatch_dist.data.labels import load_scheme
+from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.data.stream import Batch, FiniteBatch, Stream, finite
 from ecgmatch_dist.data.web_stream import WebStream
 from ecgmatch_dist.distributed.collectives import barrier, from_rank_0
-from ecgmatch_dist.distributed.session import Ranks, host_buffer, to_device
+from ecgmatch_dist.distributed.session import Ranks, to_device
 from ecgmatch_dist.distributed.whereabouts import during
-from ecgmatch_dist.errors import require
 from ecgmatch_dist.evaluate import Best, Predictions, predict
-from ecgmatch_dist.learner import Learner, build_learner
-from ecgmatch_dist.losses import annotation_weights
+from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
 from ecgmatch_dist.network.probe import classifier_input, linear_probe
-from ecgmatch_dist.readiness import open_archive, open_store
 from ecgmatch_dist.record.diagnostics import Diagnostics
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
@@ -42,8 +34,7 @@ from ecgmatch_dist.record.weights import ModelNotes
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.dcp import Rows
 from ecgmatch_dist.recovery.finite import FiniteCheck, named
-
-LABELLED, UNLABELLED = 1, 2  # give the two streams of a run different seeds
+from ecgmatch_dist.run.parts import Parts
 
 
 @dataclass
@@ -57,21 +48,15 @@ class Run:
     ranks: Ranks
     folder: RunFolder
     split: Split
-    store: ShardStore
+    parts: Parts
     seed: int
     learner: Learner
-    labels: dict[str, NDArray[np.uint8]]
-    """[n, C] of each part of the split: 1, 0 or UNKNOWN."""
-    rows: dict[str, NDArray[np.int64]]
-    """[n] of each part of the split: its rows in the store; those of the archive have none."""
     y_b: Tensor
     """Labels of the labelled part on the device, [N_B, C]; NaN where nobody has looked."""
     weight_b: Tensor | None
     """Their weights, [N_B, C]; None: every label is known."""
     labelled: Stream | None
     unlabelled: Stream | WebStream | None
-    archive: Archive
-    """Unlabelled recordings that are not in the split; their ids follow those of the split's unlabelled part."""
     augment: ECGAugment
     logger: RunLogger
     checkpointer: Checkpointer
@@ -112,7 +97,9 @@ class Run:
     def recordings(self, step: int) -> tuple[list[str], list[str]]:
         """database/key of the recordings in this rank's batches of `step` (from 1), and of those that are not finite."""
         streams = {"labelled": self.labelled, "unlabelled": self.unlabelled}
-        parts = [named(stream[step - 1], self.ids(part)) for part, stream in streams.items() if stream is not None]
+        parts = [
+            named(stream[step - 1], self.parts.ids(part)) for part, stream in streams.items() if stream is not None
+        ]
         return [name for names, _ in parts for name in names], [name for _, wrong in parts for name in wrong]
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -127,8 +114,8 @@ class Run:
         batch = self.config.evaluate.batch * (self.ranks.world if self.ranks.device.type == "cuda" else 1)
         if part == "unlabelled" and isinstance(self.unlabelled, WebStream):
             return self.unlabelled.once(batch, limit)
-        rows = self.rows[part][:limit]
-        batches = finite(self.store, rows, batch, *share)
+        rows = self.parts.rows[part][:limit]
+        batches = finite(self.parts.store, rows, batch, *share)
         return self.logger.track(batches, title, -(-len(rows) // batch)) if title else batches
 
     def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -195,26 +182,23 @@ class Run:
         """The network that is validated and kept."""
         return self.learner.teacher.module if self.config.evaluate.model == "teacher" else self.learner.model
 
-    def ids(self, part: str) -> list[str]:
-        """database/key of the recordings of a part."""
-        ids: list[str] = self.store.manifest["id"].iloc[self.rows[part]].tolist()
-        return ids + (self.archive.names if part == "unlabelled" else [])
-
     def predict(self, part: str, limit: int | None = None) -> Predictions:
         """Predictions of a part, or of its first `limit` recordings, on every rank."""
         device, crop = self.ranks.device, self.config.augment.crop
         batches = self._once(part, limit, f"predict {part}")
         precision = self.learner.student.precision if device.type == "cuda" else "fp32"
-        return predict(self.kept, batches, self.labels[part][:limit], device, self.y_b.dtype, crop, precision)
+        labels = self.parts.labels[part][:limit]
+        return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
     def second_opinion(self) -> Opinion:
         """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
 
         def validate(model: torch.nn.Module) -> Predictions:
-            labels = self.labels["validation"]
+            labels = self.parts.labels["validation"]
             return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
-        fit = partial(fit_trees, self.store, self.rows["labelled"], self.labels["labelled"], self.seed)
+        parts = self.parts
+        fit = partial(fit_trees, parts.store, parts.rows["labelled"], parts.labels["labelled"], self.seed)
         return Opinion(fit, validate, self.logger.say)
 
     def fit_probe(self) -> None:
@@ -233,7 +217,7 @@ class Run:
                 classes=tuple(self.classes),
                 scheme=self.split.scheme,
                 thresholds=tuple(self.best.thresholds),
-                preprocess=self.store.preprocess,
+                preprocess=self.parts.store.preprocess,
                 model=self.config.model,
                 crop=self.config.augment.crop,
                 step=self.best.step,
@@ -275,72 +259,3 @@ class Run:
             validation=measured["validation"],
             test=measured["test"],
         )
-
-
-def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, starts: Sequence[RunFolder]) -> Run:
-    """Build a run. It starts from the finished runs `starts`: the weights of the first, the predictions of all."""
-    fingerprint = config.fingerprint()
-    store = open_store(config, split)
-    archive = open_archive(config, split, store.length, folder, ranks)
-    length = store.preprocess.length
-    require(config.augment.crop <= length, "augment.crop", config.augment.crop, f"at most {length}, as the shards have")
-    labels = split.all_labels(store)
-    hidden = known(labels["unlabelled"])  # of the others nobody knows the labels
-    config = fitted(config, len(labels["labelled"]), len(hidden) + len(archive), int(hidden.sum()))
-    config.check_shares(ranks.world)
-    rows = {part: store.rows(ids) for part, ids in split.parts.items()}
-    if config.method.knows_all_labels:
-        rows["labelled"] = np.concatenate([rows["labelled"], rows["unlabelled"][hidden]])
-        labels["labelled"] = np.concatenate([labels["labelled"], labels["unlabelled"][hidden]])
-    if not config.method.needs_labels:  # it sees the signals of the whole training part, not validation and test
-        rows["unlabelled"] = np.concatenate([rows["labelled"], rows["unlabelled"]])
-        labels["unlabelled"] = np.concatenate([labels["labelled"], labels["unlabelled"]])
-    nobody_knows = np.full((len(archive), labels["unlabelled"].shape[1]), UNKNOWN, np.uint8)
-    labels["unlabelled"] = np.concatenate([labels["unlabelled"], nobody_knows])
-    seed = (config.seed or split.seed) + 1000 * config.member
-    dtype = torch.float64 if config.runtime.precision == "fp64" else torch.float32
-    y_b = torch.from_numpy(labels["labelled"]).to(ranks.device, dtype)
-    y_b = y_b.masked_fill(y_b == UNKNOWN, torch.nan)
-    learner = build_learner(config, ranks, y_b, len(labels["unlabelled"]), seed, [load_file(s.best) for s in starts])
-    share = (ranks.rank, ranks.world)
-    labelled = unlabelled = None
-    if config.method.needs_labels:
-        loaded = LoadedPart(store, rows["labelled"])
-        labelled = Stream(loaded, np.arange(len(loaded.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
-    if config.method.uses_unlabelled:
-        order = (config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
-        buffer = partial(host_buffer, length=length, device=ranks.device)
-        unlabelled = open_stream(config.data, store, rows["unlabelled"], archive, *order, buffer)
-    must_match = {"configuration": fingerprint, "manifest": digest(split.manifests), "split": split.sha256}
-    must_match |= {"archive": archive.sha256} if len(archive) else {}
-    logger = RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence)
-    if learner.bank:
-        logger.say(learner.bank.describe())
-    if len(archive):
-        logger.say(f"archive: {len(archive):,} recordings; left out, with keys of the split: {archive.left_out:,}")
-    run = Run(
-        config=config,
-        fingerprint=fingerprint,
-        ranks=ranks,
-        folder=folder,
-        split=split,
-        store=store,
-        seed=seed,
-        learner=learner,
-        labels=labels,
-        rows=rows,
-        y_b=y_b,
-        weight_b=annotation_weights(y_b),
-        labelled=labelled,
-        unlabelled=unlabelled,
-        archive=archive,
-        augment=ECGAugment(config.augment),
-        logger=logger,
-        checkpointer=Checkpointer(folder.path / "checkpoints", must_match, folder.fence),
-        diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(labels["unlabelled"])),
-        finite=FiniteCheck(ranks.device),
-        starts=[start.path.name for start in starts],
-    )
-    if config.method.asks_trees:
-        learner.method.set_opinion(run.second_opinion())
-    return run

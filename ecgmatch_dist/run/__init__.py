@@ -1,0 +1,1 @@
+"""A run under way: what it reads, what it is built of, what it saves and measures."""
