@@ -1,8 +1,8 @@
 """What more labels would bring: the learning curve score(n) = L - C n^-a, fitted to scores at several numbers of labels.
 
 For a given a the curve is linear in L and C. So a runs over a grid, L and C are drawn from their posterior at each, and draws
-that no learning curve can be (falling, above 1) are left out. The intervals hold the noise of the scores and the doubt about a, L,
-C; they do not hold that future recordings may differ from past ones.
+that no learning curve can be (falling, above 1) are left out. The intervals hold the noise of the scores and the doubt about
+the curve; they do not hold that future recordings may differ from past ones.
 """
 
 from collections.abc import Sequence
