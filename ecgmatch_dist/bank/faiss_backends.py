@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ecgmatch_dist.errors import UserError
 
-# Faiss computes distances in tiles of at most 512 queries and 2^18 rows, two at a time (chooseTileSize in its Distance.cu).
-TILE_QUERIES, TILE_ROWS, TILES = 512, 1 << 18, 2
-SPARE = 64 << 20  # for the candidates of the tiles
+TILE_BYTES = 1 << 29  # of one of the two tiles of scores that Faiss computes at a time; less on GPUs of 8 GB
+CANDIDATES = 256  # per query and tile: the looks of bank/search.py take fewer
 
 
 def has_faiss() -> bool:
@@ -57,9 +56,12 @@ def has_gpu() -> bool:
     return bool(load_faiss().get_num_gpus() > 0)
 
 
-def use_torch_tensors() -> None:
-    """Make Faiss accept torch tensors, and work on torch's current stream."""
+def load_faiss_for_tensors() -> Any:
+    """Faiss that takes torch tensors and works on torch's current stream. The import replaces its functions: look them up after
+    it."""
+    faiss = load_faiss()
     importlib.import_module("faiss.contrib.torch_utils")
+    return faiss
 
 
 def faiss_threads() -> Any:
@@ -76,10 +78,15 @@ def faiss_cpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(scores), torch.from_numpy(rows)
 
 
-def temporary_memory(queries: int, rows: int) -> int:
-    """Bytes in which two tiles of fp32 scores fit. With less, Faiss allocates and frees on the device in every search, and each
-    of these waits for the device."""
-    return TILES * 4 * min(queries, TILE_QUERIES) * min(rows, TILE_ROWS) + SPARE
+def temporary_memory(queries: int, rows: int, dim: int) -> int:
+    """Bytes that a search takes from Faiss's temporary memory: two tiles of fp32 scores, and their candidates (fp32 scores and
+    int64 rows). Faiss chooses the tiles without regard to what is reserved (`chooseTileSize` in its DistanceUtils.cuh,
+    `runDistance` in Distance.cu). With less, every search allocates and frees on the device, and waits for it each time."""
+    height = 1024 if dim <= 32 else 512
+    tile_rows, tile_columns = min(queries, height), min(rows, TILE_BYTES // (4 * height))
+    tiles = -(-rows // max(1, tile_columns))
+    temporaries = [4 * tile_rows * tile_columns, (4 + 8) * tile_rows * tiles * CANDIDATES]
+    return 2 * sum(temporaries) + 4 * queries + (1 << 16)  # the norms of the queries, and alignment
 
 
 class Resources:
@@ -103,16 +110,21 @@ def _gpu_resources(device: int) -> Resources:
 
 
 def _reserved(q: Tensor, z: Tensor) -> Any:
-    use_torch_tensors()
-    return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), len(z)))
+    return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), *z.shape))
 
 
 def faiss_gpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """`faiss.knn_gpu` on the memory of the bank, on torch's current stream."""
-    faiss = load_faiss()
+    faiss = load_faiss_for_tensors()
     with torch.cuda.device(z.device):  # on another current device, Faiss is silently wrong
         scores, rows = faiss.knn_gpu(_reserved(q, z), q.contiguous(), z, m, metric=faiss.METRIC_INNER_PRODUCT)
     return scores, rows
+
+
+def _on(device: int, options: Any) -> Any:
+    """Options of an index on this GPU, by Faiss's own kernels: their tiles and rounding are known, those of cuVS are not."""
+    options.device, options.use_cuvs = device, False
+    return options
 
 
 class ResidentIndex:
@@ -126,7 +138,7 @@ class ResidentIndex:
         self.index: Any = None
 
     def __call__(self, q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        use_torch_tensors()
+        load_faiss_for_tensors()
         if self.index is None or self.index.d != z.shape[1]:
             self.index = self.make(z.shape[1])
         self.index.reset()
@@ -143,9 +155,7 @@ class ResidentIndex:
             resources = _reserved(q, z)
 
             def make(dim: int) -> Any:
-                options = faiss.GpuIndexFlatConfig()
-                options.device = number
-                return faiss.GpuIndexFlatIP(resources, dim, options)
+                return faiss.GpuIndexFlatIP(resources, dim, _on(number, faiss.GpuIndexFlatConfig()))
 
             return cls.on_gpu.setdefault(number, cls(make))(q, z, m)
 
@@ -155,7 +165,6 @@ def gpu_lists(device: torch.device, dim: int, lists: int) -> Any:
     faiss = load_faiss()
     with torch.cuda.device(device):
         number = torch.cuda.current_device()
-        options = faiss.GpuIndexIVFFlatConfig()
-        options.device = number
-        resources = _gpu_resources(number).reserve(temporary_memory(TILE_QUERIES, TILE_ROWS))  # for k-means
+        options = _on(number, faiss.GpuIndexIVFFlatConfig())
+        resources = _gpu_resources(number).reserve(temporary_memory(512, 1 << 18, dim))  # for k-means
         return faiss.GpuIndexIVFFlat(resources, dim, lists, faiss.METRIC_INNER_PRODUCT, options)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank.faiss_backends import faiss_threads, gpu_lists, has_gpu, use_torch_tensors
+from ecgmatch_dist.bank.faiss_backends import faiss_threads, gpu_lists, has_gpu, load_faiss_for_tensors
 from ecgmatch_dist.bank.search import (
     Candidates,
     best_order,
@@ -84,7 +84,7 @@ class IVFSearch:
         faiss = faiss_threads()
         if self.frozen is None:
             self.frozen = z.device.type == "cuda" and has_gpu()
-        use_torch_tensors()
+        load_faiss_for_tensors()
         lists = max(1, min(int(4 * math.sqrt(len(z))), len(z) // 39))  # k-means wants 39 points per centroid
         rows = (z if self.frozen else z.cpu()).contiguous()
         self.index = None  # frees its memory first

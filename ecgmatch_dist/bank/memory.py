@@ -10,15 +10,11 @@ the R ranks that hold the same block. Bytes received per rank and step (`step_by
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Literal, NamedTuple
-from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -27,6 +23,7 @@ from torch import Tensor
 
 from ecgmatch_dist.bank.ivf import IVFSearch
 from ecgmatch_dist.bank.search import Candidates, ExactSearch, best_order, choose_backend, normalise, require_backend
+from ecgmatch_dist.bank.worker import Worker
 from ecgmatch_dist.distributed.collectives import (
     Group,
     PendingCollective,
@@ -37,7 +34,6 @@ from ecgmatch_dist.distributed.collectives import (
     rank,
     world,
 )
-from ecgmatch_dist.distributed.session import use_device
 from ecgmatch_dist.errors import UserError, require
 
 BackendName = Literal["faiss", "auto", "torch", "faiss-cpu", "faiss-gpu", "faiss-gpu-index", "faiss-ivf"]
@@ -71,33 +67,6 @@ def step_bytes(batch: int, dim: int, classes: int, k: int, ranks: int, shard_gro
     }
 
 
-class Worker:
-    """One background thread that runs tasks in order. A daemon, so that the process can exit while a collective hangs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.tasks: SimpleQueue[tuple[Future[Candidates], Callable[[], Candidates]] | None] = SimpleQueue()
-        Thread(target=self._run, args=(self.tasks, device), name="bank", daemon=True).start()
-        finalize(self, self.tasks.put, None)
-
-    @staticmethod
-    def _run(
-        tasks: "SimpleQueue[tuple[Future[Candidates], Callable[[], Candidates]] | None]", device: torch.device
-    ) -> None:
-        use_device(device)
-        while task := tasks.get():
-            future, work = task
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            del task, future, work  # or the tensors of a step would live until the next task
-
-    def submit(self, work: Callable[[], Candidates]) -> "Future[Candidates]":
-        future: Future[Candidates] = Future()
-        self.tasks.put((future, work))
-        return future
-
-
 @dataclass(frozen=True)
 class Gathered:
     """A running all-gather over the shard group: of each rank the rows of its replica group [R, b, width], and its queries."""
@@ -121,13 +90,16 @@ class PendingNeighbours:
     """A running exchange. `result` waits for the search, raises its error, if any, and exchanges the candidates. It is a
     collective: all ranks call it, at the same place in the order of their collectives."""
 
-    def __init__(self, bank: "MemoryBank", found: "Future[Candidates]", seconds: float) -> None:
+    def __init__(self, bank: "MemoryBank", gathered: "Gathered", found: "Future[Candidates]", seconds: float) -> None:
         self.bank, self.found, self.seconds = bank, found, seconds
+        # The memory of a gather belongs to the caller's stream, which must not reuse it before it has waited for the search.
+        self.gathered: Gathered | None = gathered
         self.neighbours: Neighbours | None = None
 
     def result(self) -> Neighbours:
         if self.neighbours is None:
             self.neighbours = self.bank._finish(self.found.result(), self.seconds)
+            self.gathered = None
         return self.neighbours
 
 
@@ -229,11 +201,12 @@ class MemoryBank:
         if self.worker is None:
             future: Future[Candidates] = Future()
             future.set_result(self._write_and_search(gathered, step))
-            return PendingNeighbours(self, future, seconds)
+            return PendingNeighbours(self, gathered, future, seconds)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             gathered.record_stream(self.stream)
-        return PendingNeighbours(self, self.worker.submit(lambda: self._write_and_search(gathered, step)), seconds)
+        found = self.worker.submit(lambda: self._write_and_search(gathered, step))
+        return PendingNeighbours(self, gathered, found, seconds)
 
     @torch.no_grad()
     def _write_and_search(self, gathered: "Gathered", step: int) -> Candidates:

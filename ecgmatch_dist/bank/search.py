@@ -308,7 +308,10 @@ def choose_backend(
     if not milliseconds and only:
         return Choice("torch", {}, tuple(wrong))
     assert milliseconds, f"no backend agrees with the reference: {wrong}"
-    return Choice(min(milliseconds, key=milliseconds.__getitem__), milliseconds, tuple(wrong))
+    chosen = min(milliseconds, key=milliseconds.__getitem__)
+    if chosen != "faiss-gpu-index":
+        ResidentIndex.on_gpu.clear()  # frees its copy of the rows
+    return Choice(chosen, milliseconds, tuple(wrong))
 
 
 def _seconds(q: Tensor, z: Tensor, k: int, backend: Backend) -> float:

@@ -4,7 +4,10 @@ import hashlib
 import io
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from ecgmatch_dist.errors import UserError
 
 V = 12
 NPY_HEADER = 128  # bytes before the array's data in a .npy file of [12, length] float16
+PIECES, PIECE = 8, 8  # of a batch that threads share: at most so many, of at least so many recordings
 KEEP_OPEN = 256  # files; the usual limit of a process is 1024
 CACHE_BYTES = 32 * 2**30
 Ints = NDArray[np.int64]
@@ -105,8 +109,11 @@ class ShardStore:
         """The number of the shard of each row [n]: an index of `.shards`."""
         return self._shard[rows]
 
-    def read(self, rows: Ints, out: NDArray[np.float16] | None = None) -> NDArray[np.float16]:
-        """Recordings of the rows [n] -> float16 [n, 12, length], into `out` if given."""
+    def read(
+        self, rows: Ints, out: NDArray[np.float16] | None = None, pool: Executor | None = None
+    ) -> NDArray[np.float16]:
+        """Recordings of the rows [n] -> float16 [n, 12, length], into `out` if given. With a `pool`, its threads read pieces of
+        them at the same time: storage on a network answers slowly, but many at once."""
         rows = np.asarray(rows, np.int64)
         if out is None:
             out = np.empty((len(rows), V, self.length), np.float16)
@@ -114,16 +121,25 @@ class ShardStore:
         assert out.dtype == np.float16
         assert out.flags.c_contiguous
         places = out.view(np.uint8).reshape(len(rows), V * self.length * 2)
-        shards, offsets = self._shard[rows], self._offset[rows]
-        file, opened = None, -1
-        for i in np.lexsort((offsets, shards)).tolist():  # in the order of the files, not of the batch
-            if file is None or opened != shards[i]:
-                opened = int(shards[i])
-                file = self._open(opened)
-            file.read_into(places[i], int(offsets[i]))
-            if self.check or not self._verified[rows[i]]:
-                self._verify(int(rows[i]), places[i], file.name)
+        order = np.lexsort((self._offset[rows], self._shard[rows]))  # of the files, not of the batch
+        if pool is None or len(rows) <= PIECE:
+            self._read_into(places, rows, order)
+        else:
+            pieces = np.array_split(order, min(PIECES, -(-len(rows) // PIECE)))
+            deque(pool.map(partial(self._read_into, places, rows), pieces), maxlen=0)  # raises their errors
         return out
+
+    def _read_into(self, places: NDArray[np.uint8], rows: Ints, which: NDArray[np.intp]) -> None:
+        """Read rows[i] to places[i] for each i in `which`, one after the other."""
+        file, opened = None, -1
+        for i in which.tolist():
+            row = int(rows[i])
+            if file is None or opened != self._shard[row]:
+                opened = int(self._shard[row])
+                file = self._open(opened)
+            file.read_into(places[i], int(self._offset[row]))
+            if self.check or not self._verified[row]:
+                self._verify(row, places[i], file.name)
 
     def _verify(self, row: int, data: NDArray[np.uint8], where: str) -> None:
         """Raise unless these are the bytes that the manifest promises: a shard may be damaged, or changed under a run."""

@@ -8,7 +8,8 @@ the number of ranks or readers.
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -46,7 +47,7 @@ class FiniteBatch(NamedTuple):
 class Reader(Protocol):
     """Reads recordings by row: a ShardStore, or a part that was loaded into memory."""
 
-    def read(self, rows: Ints, out: Signals | None = None) -> Signals: ...
+    def read(self, rows: Ints, out: Signals | None = None, pool: Executor | None = None) -> Signals: ...
 
 
 Buffer = Callable[[int], Signals]
@@ -59,8 +60,8 @@ class LoadedPart:
     def __init__(self, store: ShardStore, rows: Ints) -> None:
         self.x = store.read(rows)
 
-    def read(self, rows: Ints, out: Signals | None = None) -> Signals:
-        return np.take(self.x, rows, axis=0, out=out)
+    def read(self, rows: Ints, out: Signals | None = None, pool: Executor | None = None) -> Signals:
+        return np.take(self.x, rows, axis=0, out=out, mode="clip")  # "raise" would copy through a buffer
 
 
 class Stream:
@@ -123,15 +124,21 @@ class Stream:
         return ids
 
     def __getitem__(self, g: int) -> Batch:
+        return self._read(g)
+
+    def _read(self, g: int, pool: Executor | None = None) -> Batch:
         ids = self.ids(g)
-        return Batch(ids, self.store.read(self.rows[ids], self.buffer(len(ids)) if self.buffer else None))
+        return Batch(ids, self.store.read(self.rows[ids], self.buffer(len(ids)) if self.buffer else None, pool))
 
     def iterate(self, start: int, stop: int | None, readers: int = 2, ahead: int = 4) -> Iterator[Batch]:
-        """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance."""
+        """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance, and
+        share the reading of each."""
         numbers: Iterable[int] = itertools.count(start) if stop is None else range(start, stop)
         if self.window is not None and readers:
             numbers = self._fetch_windows(numbers)
-        return prefetch(self.__getitem__, numbers, readers, ahead)
+        # Threads of `prefetch` wait for a batch; those that read its pieces are others, or all could wait for each other.
+        with ThreadPoolExecutor(max(1, readers), thread_name_prefix="piece") as pool:
+            yield from prefetch(partial(self._read, pool=pool if readers > 1 else None), numbers, readers, ahead)
 
     def _fetch_windows(self, numbers: Iterable[int]) -> Iterator[int]:
         """Yield the numbers; when they enter a window of shards, start to fetch the shards of the next window."""

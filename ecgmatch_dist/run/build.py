@@ -88,12 +88,13 @@ def open_streams(
 ) -> tuple[Stream | None, Stream | WebStream | None]:
     """The labelled and the unlabelled stream, as far as the method reads them."""
     labelled, unlabelled, share = None, None, (ranks.rank, ranks.world)
+    buffer = partial(host_buffer, length=parts.store.preprocess.length, device=ranks.device)
     if config.method.needs_labels:
         loaded = LoadedPart(parts.store, parts.rows["labelled"])
-        labelled = Stream(loaded, np.arange(len(loaded.x)), config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+        order = (config.optim.labelled_batch, 4 * seed + LABELLED, *share)
+        labelled = Stream(loaded, np.arange(len(loaded.x)), *order, buffer=buffer)
     if config.method.uses_unlabelled:
         order = (config.optim.unlabelled_batch, 4 * seed + UNLABELLED, *share)
-        buffer = partial(host_buffer, length=parts.store.preprocess.length, device=ranks.device)
         unlabelled = open_stream(config.data, parts.store, parts.rows["unlabelled"], parts.archive, *order, buffer)
     return labelled, unlabelled
 

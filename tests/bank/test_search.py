@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ecgmatch_dist.bank import search
-from ecgmatch_dist.bank.faiss_backends import ResidentIndex, check_faiss, faiss_threads, temporary_memory
+from ecgmatch_dist.bank.faiss_backends import ResidentIndex, check_faiss, faiss_threads
 from ecgmatch_dist.bank.ivf import IVFSearch
 from ecgmatch_dist.bank.search import (
     BACKENDS,
@@ -302,13 +302,6 @@ def test_a_resident_index_follows_the_bank(kind: str) -> None:
         z[step * 100 : step * 100 + 30] = q
     assert same(exact_search(q, z[:700], 5, index), reference_search(q, z[:700], 5))  # fewer rows
     assert index.index is first
-
-
-@pytest.mark.parametrize("rows", [1000, 75_000, 262_144, 1_250_000, 10_000_000])
-def test_two_tiles_of_faiss_fit_its_temporary_memory(rows: int) -> None:
-    """As chooseTileSize in Faiss's Distance.cu splits the work on a GPU of more than 8 GB: 1 GiB for two tiles."""
-    columns = min((1 << 30) // (2 * 4 * 512), rows)
-    assert 2 * 448 * columns * 4 <= temporary_memory(448, rows) <= 1.1 * 2**30 + (64 << 20)
 
 
 def test_chunks_are_larger_on_a_gpu() -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.store import ShardStore, _File
 from ecgmatch_dist.data.stream import Batch, Stream, finite, prefetch
 from ecgmatch_dist.errors import UserError
 from tests.support.shard_factory import make_shards
@@ -235,6 +235,34 @@ def test_closing_does_not_wait_for_what_nobody_wants() -> None:
     next(slow)
     slow.close()
     assert len(made) < 10
+
+
+def test_several_threads_read_one_batch(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage on a network answers slowly, but many at once."""
+    expected = Stream(store, part(101), 32, 3, 0, 1)[0].x
+    at_once, usual = threading.Barrier(4, timeout=20), _File.read_into
+    first = threading.local()
+
+    def read_into(self: _File, place: Any, offset: int) -> None:
+        if not hasattr(first, "seen"):
+            first.seen = True
+            at_once.wait()  # raises, unless four threads come
+        usual(self, place, offset)
+
+    monkeypatch.setattr(_File, "read_into", read_into)
+    batches = list(Stream(store, part(101), 32, 3, 0, 1).iterate(0, 1, readers=4, ahead=1))
+    assert np.array_equal(batches[0].x, expected)
+
+
+def test_an_error_of_a_piece_is_heard(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_into(self: _File, place: Any, offset: int) -> None:
+        raise UserError(f"{self.name}: gone")
+
+    monkeypatch.setattr(_File, "read_into", read_into)
+    before = threading.active_count()
+    with pytest.raises(UserError, match="gone"):
+        next(Stream(store, part(101), 32, 3, 0, 1).iterate(0, None, readers=4, ahead=2))
+    assert threading.active_count() == before
 
 
 @given(n=st.integers(0, 101), batch=st.integers(1, 40), readers=st.integers(0, 2))
