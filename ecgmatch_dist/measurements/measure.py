@@ -39,6 +39,7 @@ def measure(x: NDArray[np.floating], rate: float) -> Floats:
         regularity(beats.slope),
         alikeness(beats),
         waves(beats.median, onset, offset),
+        p_waves(beats, onset),
         between_beats(x, beats),
         moments(x),
     )
@@ -135,6 +136,20 @@ def waves(median: Floats, onset: int, offset: int) -> Floats:
         (turns != 0).sum(1),
     ]
     return np.concatenate([intervals, *by_lead])
+
+
+def p_waves(beats: Beats, onset: int) -> Floats:
+    """Whether the same P wave comes before each beat: the correlation of what lies before its QRS complex with the median of
+    that. Mean and spread over the beats, the size of the median P wave, then the correlation in each atrial lead. Low in
+    fibrillation."""
+    before = slice(max(0, onset - 25), max(onset - 2, 2))
+    each, median = beats.windows[:, :, before], beats.median[:, before]
+    each, median = each - each.mean(2, keepdims=True), median - median.mean(1, keepdims=True)
+    product = each * median
+    power = np.sqrt((each**2).sum(2) * (median**2).sum(1)) + TINY  # [n, V]
+    together = product.sum((1, 2)) / (np.sqrt((each**2).sum((1, 2)) * (median**2).sum()) + TINY)
+    by_lead = np.median(product.sum(2) / power, 0)[ATRIAL]
+    return np.concatenate([[together.mean(), together.std(), np.sqrt((median**2).mean())], by_lead])
 
 
 def between_beats(x: Floats, beats: Beats) -> Floats:

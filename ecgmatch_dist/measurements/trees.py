@@ -15,7 +15,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed.collectives import from_rank_0, gather_uneven, rank, world
 from ecgmatch_dist.measurements.measure import measure
 
-TREES = 300
+FOREST = {"n_estimators": 300, "min_samples_leaf": 2, "max_features": 0.5}
 READ = 256  # recordings in memory at once while they are measured
 
 
@@ -58,9 +58,7 @@ def grow(rows: NDArray[np.float32], labels: NDArray[np.uint8], seed: int, thread
         if not 0 < y.sum() < len(y):  # nothing to learn: a leaf with the class's frequency
             parts.append(_leaf(float(y.sum() + 0.5) / (len(y) + 1)))
             continue
-        forest = ExtraTreesClassifier(
-            TREES, min_samples_leaf=2, max_features=0.2, random_state=seed, n_jobs=threads
-        ).fit(rows[looked], y)
+        forest = ExtraTreesClassifier(**FOREST, random_state=seed, n_jobs=threads).fit(rows[looked], y)
         parts.append(_join([_nodes(tree.tree_) for tree in forest.estimators_], one_class=True))
     return _join(parts)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from ecgmatch_dist.report import display, figures, figures_run, significance
 from ecgmatch_dist.report.assess import Assessments
+from ecgmatch_dist.report.chain import chain_table, find_links
+from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import SplitSizes
 from ecgmatch_dist.report.runs import FinishedRun
 from ecgmatch_dist.report.studies import STUDIES, Column, Study
@@ -36,6 +38,13 @@ CALIBRATION_INTRO = (
     "error. Both are means over classes. Net benefit: what acting at a threshold probability is worth, in true positives, "
     "minus the cost of false positives."
 )
+
+
+CHAIN_INTRO = (
+    "A chain of runs: without labels, supervised, semi-supervised. Each begins with the weights of the one before it. A start "
+    "that was not trained to its end flatters the link behind it."
+)
+OUTLOOK_CAPTION = "Dots: runs. Lines: the fitted curves, with 90 % bands. Dotted: the most labels that were tried."
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ def make_sections(
     sections = [
         Section("results", "Results", RESULTS_INTRO, results),
         Section("uncertainty", "How sure is it?", "", uncertainty),
+        Section("chain", "What each link adds", CHAIN_INTRO, chain_parts(studies, split_sizes, assessed)),
         Section("studies", "What matters", STUDIES_INTRO, settings),
         Section("classes", "By class", "", by_class),
         Section("details", "A closer look", DETAILS_INTRO, [details_part(*test_set) for test_set in test_sets]),
@@ -95,6 +105,17 @@ def make_sections(
         Section("cost", "Cost", "", [Part("", figures=[cost])] if bench else []),
     ]
     return [section for section in sections if section.parts]
+
+
+def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessments) -> list[Part]:
+    """What each link of a chain adds, and what more labels would."""
+    runs = {run.folder: run for study in studies for column in study.columns for run in study.column_runs(column)}
+    links, outlooks = find_links(runs.values()), find_outlooks(studies, split_sizes)
+    parts = [Part("", [chain_table(links, assessed)])] if links else []
+    if any(outlook.fit for outlook in outlooks):
+        curve = FigureTask("outlook", "Learning curves", OUTLOOK_CAPTION, outlook_figure, (outlooks,))
+        parts.append(Part("What would more labels buy?", [outlook_table(outlooks)], [curve]))
+    return parts
 
 
 def uncertainty_part(

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ecgmatch_dist.measurements.beats import find_beats
-from ecgmatch_dist.measurements.measure import alikeness, measure, qrs_limits, regularity, rhythm
+from ecgmatch_dist.measurements.measure import alikeness, measure, p_waves, qrs_limits, regularity, rhythm
 
 
 def pulses(
@@ -51,6 +51,19 @@ def test_an_odd_beat_is_seen() -> None:
     odd[:, 430:460] *= -1  # the beat at 4.5 s upside down
     same, other = (alikeness(find_beats(signal)) for signal in (x, odd))
     assert other[1] < 0 < 0.9 < same[1]
+
+
+def test_a_p_wave_before_every_beat_is_told_from_noise() -> None:
+    x = pulses(REGULAR)
+    noise = np.random.default_rng(2).standard_normal(x.shape).astype(np.float32)
+    t = np.arange(x.shape[1]) / 100
+    waves = sum(0.5 * np.exp(-(((t - at + 0.16) / 0.03) ** 2) / 2) for at in REGULAR)
+    steady, none = (
+        p_waves(beats, qrs_limits(beats.median)[0])
+        for beats in (find_beats((x + waves).astype(np.float32)), find_beats(x + 0.2 * noise))
+    )
+    assert none[0] < 0.5 < 0.9 < steady[0]  # the mean correlation with the median P wave
+    assert (steady[3:] > none[3:]).all()
 
 
 def test_a_wide_qrs_complex_is_wider() -> None:

@@ -15,7 +15,7 @@ from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.measurements.opinion import Opinion
-from ecgmatch_dist.measurements.trees import TREES, MeasurementTrees, descend, fit_trees, grow, measure_all
+from ecgmatch_dist.measurements.trees import FOREST, MeasurementTrees, descend, fit_trees, grow, measure_all
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.recovery.signals import Stopped
 from tests.support.ranks import run_processes, run_threads
@@ -51,10 +51,7 @@ def test_threads_change_no_bit_and_a_seed_does() -> None:
 def test_the_arrays_predict_as_scikit_learn_does() -> None:
     (x, y), (new, _) = recordings(50, 0), recordings(30, 1)
     rows, asked = measure_all(x, 100), measure_all(new, 100)
-    reference = [
-        ExtraTreesClassifier(TREES, min_samples_leaf=2, max_features=0.2, random_state=3).fit(rows, column)
-        for column in y.T
-    ]
+    reference = [ExtraTreesClassifier(**FOREST, random_state=3).fit(rows, column) for column in y.T]
     expected = np.stack([forest.predict_proba(asked)[:, 1] for forest in reference], 1)
     assert np.array_equal(descend(grow(rows, y, seed=3), asked), expected)
 

@@ -1,0 +1,112 @@
+"""What each link of a chain adds: every run against the run that it started from, on the same test recordings."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ecgmatch_dist.report import display
+from ecgmatch_dist.report.assess import Assessments
+from ecgmatch_dist.report.resample import Floats, interval
+from ecgmatch_dist.report.runs import FinishedRun
+from ecgmatch_dist.report.studies import Column, column_of
+from ecgmatch_dist.report.tables import MISSING, Cell, Table, excludes_zero, signed, text_table
+
+METRICS = tuple(metric for metric in display.METRICS if metric.key in ("map", "macro_auc"))
+DRAWS = 2000
+NOTE = (
+    "A run minus the run whose weights it started from. In brackets: the central 95 % over {draws:,} draws of labelled sets, "
+    "and of test recordings within each. With one labelled set the interval is over recordings alone. Bold: it excludes zero, "
+    "and there are at least three labelled sets."
+)
+Pair = tuple[FinishedRun, FinishedRun]
+"""A start, and the run that began with its weights."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The pairs of one kind on one test set: one per labelled set."""
+
+    column: Column
+    ratio: float
+    label: str
+    pairs: tuple[Pair, ...]
+
+    def mean(self, metric: str, of: int) -> float:
+        return float(np.mean([pair[of].test.get(metric) for pair in self.pairs]))
+
+
+def find_links(runs: Iterable[FinishedRun]) -> list[Link]:
+    """All links between these runs, in the order of the chain."""
+    runs = list(runs)
+    by_name = {(run.split_sha256, run.name): run for run in runs}
+    groups: dict[tuple[Column, float, str], list[Pair]] = defaultdict(list)
+    for run in runs:
+        start = by_name.get((run.split_sha256, run.started_from)) if run.started_from else None
+        if start:
+            groups[column_of(run), run.ratio, label(start, run)].append((start, run))
+    links = [
+        Link(*key, tuple(sorted(pairs, key=lambda pair: (pair[1].seed, pair[1].name)))) for key, pairs in groups.items()
+    ]
+
+    def order(link: Link) -> tuple[object, ...]:
+        start, run = link.pairs[0]
+        steps = tuple(display.method_sort_key(method) for method in (start.method, run.method))
+        return link.column.sort_key, link.ratio, steps, link.label
+
+    return sorted(links, key=order)
+
+
+def label(start: FinishedRun, run: FinishedRun) -> str:
+    name = f"{display.method(start.method)} → {display.method(run.method)}"
+    return f"{name} ({run.tag})" if run.tag and run.tag != start.tag else name
+
+
+def chain_table(links: Sequence[Link], assessed: Assessments) -> Table:
+    """One block per metric: the mean of the starts, of the runs, and their difference."""
+    header = ["Link", "test set", "labelled", "sets", "start", "after", "difference"]
+    blocks = []
+    for metric in METRICS:
+        rows: list[list[str | Cell]] = []
+        for link in links:
+            start, after = (link.mean(metric.key, of) for of in (0, 1))
+            rows.append(
+                [
+                    link.label,
+                    f"{display.PROTOCOLS.get(link.column.protocol, link.column.protocol)}: {link.column.label}",
+                    display.percent(link.ratio),
+                    str(len(link.pairs)),
+                    Cell(f"{start:.3f}", "value", start),
+                    Cell(f"{after:.3f}", "value", after),
+                    difference_cell(link, metric.key, assessed),
+                ]
+            )
+        blocks.append((metric.title, header, rows))
+    return text_table("chain", "Links of the chain", NOTE.format(draws=DRAWS), blocks)
+
+
+def difference_cell(link: Link, metric: str, assessed: Assessments) -> Cell:
+    values = [(replicates(start, metric, assessed), replicates(run, metric, assessed)) for start, run in link.pairs]
+    mean = link.mean(metric, 1) - link.mean(metric, 0)
+    runs = tuple(run for pair in link.pairs for run in pair)
+    known = [after - before for before, after in values if before is not None and after is not None]
+    if len(known) < len(values):
+        return Cell(f"{signed(mean)} {MISSING}", "value", mean, runs=runs, runs_below=True)
+    bounds = interval(over_sets_and_recordings(known))
+    text = f"{signed(mean)} [{signed(bounds[0])}, {signed(bounds[1])}]"
+    return Cell(text, "value", mean, bold=len(known) >= 3 and excludes_zero(bounds), runs=runs, runs_below=True)
+
+
+def replicates(run: FinishedRun, metric: str, assessed: Assessments) -> Floats | None:
+    found = assessed.get(str(run.folder))
+    return found.replicates.get(metric) if found else None
+
+
+def over_sets_and_recordings(differences: Sequence[Floats], draws: int = DRAWS) -> Floats:
+    """Means of differences [S][R] over S labelled sets that are drawn again, each with one of its R resamples: [draws]."""
+    rng = np.random.default_rng(len(differences))
+    table = np.stack(differences)
+    sets = rng.integers(len(table), size=(draws, len(table))) if len(table) > 1 else np.zeros((draws, 1), np.int64)
+    found: Floats = table[sets, rng.integers(table.shape[1], size=sets.shape)].mean(1)
+    return found

@@ -1,0 +1,107 @@
+"""Links of a chain and what more labels would buy."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tests.support.run_factory as factory
+from ecgmatch_dist.report.arrange import find_studies
+from ecgmatch_dist.report.assess import assess
+from ecgmatch_dist.report.chain import Link, chain_table, find_links, over_sets_and_recordings
+from ecgmatch_dist.report.drawing import style
+from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
+from ecgmatch_dist.report.run_files import split_sizes
+from ecgmatch_dist.report.runs import FinishedRun, find_runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
+    """Three labelled sets; ECGMatch is better than its start, a tagged one starts from nothing that is here."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (19, 20, 21):
+        factory.write_run(root, "supervised", seed=seed, quality=0.8)
+        factory.write_run(root, "ecgmatch", seed=seed, quality=2.0)
+    factory.write_run(root, "ecgmatch", seed=19, tag="alone", change={"init": "scratch"})
+    found, problems = find_runs(root, root / "report")
+    assert not problems
+    return [
+        replace(run, started_from=run.name.replace(".ecgmatch", ".supervised"))
+        if run.method == "ecgmatch" and not run.tag
+        else replace(run, started_from="somewhere-else" if run.tag else None)
+        for run in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def links(runs: list[FinishedRun]) -> list[Link]:
+    return find_links(runs)
+
+
+def test_a_link_pairs_each_run_with_its_own_start(links: list[Link]) -> None:
+    (link,) = links
+    assert link.label == "Supervised → ECGMatch"
+    assert [(start.method, run.method, start.seed == run.seed) for start, run in link.pairs] == [
+        ("supervised", "ecgmatch", True)
+    ] * 3
+
+
+def test_the_table_has_means_and_an_interval_over_sets_and_recordings(
+    runs: list[FinishedRun], links: list[Link]
+) -> None:
+    assessed = {}
+    for split in {run.split_sha256 for run in runs}:
+        assessed |= assess([run for run in runs if run.split_sha256 == split], 100)
+    block = chain_table(links, assessed).blocks[0]
+    (row,) = block.rows
+    expected = np.mean([run.test.map - start.test.map for start, run in links[0].pairs])
+    assert row[-1].value == pytest.approx(expected)
+    assert row[-1].bold
+    assert [cell.text for cell in row[1:4]] == ["Within one database: Chapman", "5 %", "3"]
+    assert row[5].value is not None
+    assert row[4].value is not None
+    assert row[5].value > row[4].value
+
+
+def test_without_predictions_there_is_a_difference_and_no_interval(links: list[Link]) -> None:
+    cell = chain_table(links, {}).blocks[0].rows[0][-1]
+    assert cell.text.endswith("–")
+    assert not cell.bold
+
+
+def test_the_spread_of_labelled_sets_widens_the_interval() -> None:
+    same, apart = np.full((5, 100), 0.02), np.linspace(-0.03, 0.07, 5)[:, None] + np.zeros((5, 100))
+    assert np.ptp(over_sets_and_recordings(list(same))) == 0
+    spread = over_sets_and_recordings(list(apart))
+    assert spread.mean() == pytest.approx(0.02, abs=0.002)
+    assert spread.std() == pytest.approx(apart[:, 0].std() / np.sqrt(5), rel=0.1)
+
+
+def test_more_labels_are_forecast_from_runs_with_several_numbers_of_labels(tmp_path: Path) -> None:
+    for ratio, quality in ((0.01, 0.6), (0.05, 1.2), (0.1, 1.5), (0.2, 1.7)):
+        for seed in (19, 20):
+            factory.write_run(tmp_path, "ecgmatch", seed=seed, ratio=ratio, quality=quality)
+    found, problems = find_runs(tmp_path, tmp_path / "report")
+    outlooks = find_outlooks(find_studies(found), split_sizes(found, problems))
+    (outlook,) = outlooks
+    assert outlook.fit is not None
+    most = max(outlook.labels)
+    assert len(set(outlook.labels)) == 4
+    assert outlook.fit.score(10 * most).value > outlook.fit.score(most).value
+    row = outlook_table(outlooks).blocks[0].rows[0]
+    assert row[2].text == f"{min(outlook.labels):,} to {most:,}"
+    assert row[-1].value is not None
+    assert row[-1].value >= outlook.scores[-1] - 0.1
+    with style():
+        figure = outlook_figure(outlooks)
+    assert figure.axes[0].get_xlim()[1] >= 10 * most
+
+
+def test_two_numbers_of_labels_are_too_few_for_a_forecast(tmp_path: Path) -> None:
+    for ratio in (0.01, 0.05):
+        factory.write_run(tmp_path, "ecgmatch", ratio=ratio)
+    found, problems = find_runs(tmp_path, tmp_path / "report")
+    (outlook,) = find_outlooks(find_studies(found), split_sizes(found, problems))
+    assert outlook.fit is None
+    assert outlook_table([outlook]).blocks[0].rows[0][-1].text == "–"
