@@ -60,7 +60,7 @@ def tuned() -> Config:
 
 
 def few_labels() -> Config:
-    """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 2.56 s learns for a number of passes; the
+    """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 5.12 s learns for a number of passes; the
     mean of it and of trees on measurements fills the bank; ECGMatch puts both into one network. `--selfsupervised contrastive`
     adds a start without labels. docs/experiments.md: what each part adds."""
     base = tuned()
@@ -69,7 +69,7 @@ def few_labels() -> Config:
         base,
         method=replace(RESULTS, neighbours=1, refine=False, committee=1, measurements=True),
         model=Model(width=128, backbone="resnet1d", first_width=32, dropout=0.3),
-        augment=Augment(pipeline="mild", labelled="strong", crop=256),
+        augment=Augment(pipeline="mild", labelled="strong", crop=512),
         contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
         pretrain=replace(adamw, passes=100, steps=4000),
         bank=Bank(),
@@ -79,10 +79,11 @@ def few_labels() -> Config:
 
 
 def demo() -> Config:
-    """A shorter `few_labels` for synthetic ECGs."""
+    """A shorter `few_labels` for synthetic ECGs, on shorter crops."""
     base = few_labels()
     return replace(
         base,
+        augment=replace(base.augment, crop=256),
         optim=replace(base.optim, steps=200, unlabelled_batch=64),
         evaluate=replace(base.evaluate, every=20),
         runtime=Runtime(save_every=40),
