@@ -11,7 +11,7 @@ help: ## this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,formats,onnx,parquet,web,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,formats,onnx,parquet,web,hub,dev]'
 	@touch $@
 
 demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (3 minutes)

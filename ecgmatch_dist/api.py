@@ -104,6 +104,7 @@ def load(
 ) -> "Predictor":
     """The model of a finished run, with its preprocessing, thresholds, calibration and known cases (`ecgmatch predict`).
 
+    `folder`: of a run, or one that `ecgmatch export` wrote, or the name of such a one on the Hugging Face hub (`hub://org/name`).
     `batch`: windows that go through the network at once. `nearest`: known cases that each prediction names. `only`: Normal is
     not predicted beside another class. `docs/predict.md` has examples.
     """

@@ -33,6 +33,7 @@ COMMANDS = {
     "cancel": ("ecgmatch_dist.launch.status:cancel", "cancel the jobs of a sweep"),
     "choose": ("ecgmatch_dist.launch.choose:choose", "rank the settings of a sweep by validation MAP"),
     "predict": ("ecgmatch_dist.predict.command:main", "new ECGs -> classes, probabilities and their reasons"),
+    "serve": ("ecgmatch_dist.serve.command:main", "a page to drop ECG files on, and predictions as JSON"),
     "export": ("ecgmatch_dist.export.command:main", "a model as a folder for others, with an ONNX graph"),
     "monitor": ("ecgmatch_dist.record.monitor:main", "open TensorBoard on a folder of runs"),
     "demo": ("ecgmatch_dist.demo:main", "the whole path on synthetic ECGs"),

@@ -38,6 +38,7 @@ FLOW = (
     "train",
     "predict",
     "label",
+    "serve",
     "export",
     "report",
     "launch",

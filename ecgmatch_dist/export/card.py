@@ -42,6 +42,6 @@ that maximise F2 on the validation part.
 def card(model: Predictor, graph: dict[str, Any] | None) -> str:
     """The card in Markdown. `graph`: what `onnx_file.about` says; None: there is no graph."""
     own = model.folder / "model_card.md"
-    known = own.read_text(encoding="utf-8") if own.is_file() else f"# {model.folder.name}\n"
+    known = own.read_text(encoding="utf-8") if own.is_file() else f"# {model.name}\n"
     lists = {name: ", ".join(graph[name]) for name in ("leads", "classes")} if graph else {}
     return HEAD + known + USE + (ONNX.format(**(graph | lists)) if graph else "") + MEANING

@@ -12,7 +12,10 @@ from ecgmatch_dist import resources
 from ecgmatch_dist.data.formats.recording import Rejected
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export.card import card
+from ecgmatch_dist.export.challenge import write_entry
+from ecgmatch_dist.export.html_page import write_page
 from ecgmatch_dist.export.onnx_file import about, check_onnx, check_signals, need_onnx, write_onnx
+from ecgmatch_dist.export.ort_web import find_ort_web
 from ecgmatch_dist.files.atomic import write_atomic, write_json, write_text
 from ecgmatch_dist.predict.files import find_files
 from ecgmatch_dist.predict.model import Predictor
@@ -28,6 +31,9 @@ def main(
     seconds: float = 10.0,
     check: tuple[Path, ...] = (),
     onnx: bool = True,
+    html: bool = False,
+    onnxruntime_web: Path | None = None,
+    challenge: Path | None = None,
 ) -> None:
     """Write a model to a folder: model.safetensors, config.json, README.md (the model card), model.onnx.
 
@@ -41,11 +47,16 @@ def main(
         seconds: Their length.
         check: Recordings of that rate and length (files or folders), on which the graph is compared with `predict`.
         onnx: Write the graph, too (extra `onnx`).
+        html: Write model.html, too: one page that runs the model in a browser and sends nothing (extra `onnx`).
+        onnxruntime_web: The npm package for the page, if npm cannot fetch it here: a .tgz of `npm pack`, or its folder.
+        challenge: Another new folder for an entry to the PhysioNet/CinC Challenge 2021: team_code.py, Dockerfile and all.
     """
-    if onnx:
+    if onnx or html:
         need_onnx()
-    if to.exists() and any(to.iterdir()):
-        raise UserError(f"{to}: not empty; remove it, or give another --to")
+    runtime = find_ort_web(onnxruntime_web) if html else None
+    for option, folder in (("--to", to), ("--challenge", challenge)):
+        if folder and folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder}: not empty; remove it, or give another {option}")
     samples = round(rate * seconds)
     if rate < 1 or samples < 2:
         raise UserError(f"rate = {rate:g}, seconds = {seconds:g}: at least 1 sample per second, and two samples")
@@ -57,6 +68,12 @@ def main(
         signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
         worst = check_onnx(to / "model.onnx", model, rate, signals)
         print(f"{to / 'model.onnx'}: {len(signals)} recordings, at most {worst:.1e} from `predict`")
+    if runtime:
+        worst = write_page(to / "model.html", model, runtime)
+        print(f"{to / 'model.html'}: open it in a browser; its graph is at most {worst:.1e} from `predict`")
+    if challenge:
+        write_entry(challenge, to)
+        print(f"{challenge}: an entry for the Challenge of 2021")
     print(f"{to}: exported")
 
 
@@ -66,7 +83,7 @@ def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> No
     shutil.copyfile(resources.find("shards/labels", model.notes.scheme), to / "labels.toml")
     write_json(to / "calibration.json", to_file(model.calibration))
     names = dict(zip(model.classes, model.scheme.classes, strict=True))
-    notes = asdict(model.notes) | {"name": model.folder.name, "names": names}
+    notes = asdict(model.notes) | {"name": model.name, "names": names}
     write_json(to / "config.json", notes | {"calibration": to_file(model.calibration), "onnx": graph})
     write_text(to / "README.md", card(model, graph))
 

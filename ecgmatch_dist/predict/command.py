@@ -82,7 +82,7 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
     """Write the table, or what it still lacks. Returns the number of failures."""
     weights = checksum(model.weights)
     about = {"weights": weights, "only": model.only, "nearest": model.count, "rate": reader.rate, "unit": reader.unit}
-    with Table(out, about | {"leads": list(reader.leads)}) as table:
+    with Table(out, about | {"leads": list(reader.leads)}, model.classes) as table:
         rest = [ref for ref in refs if label(ref) not in table.done]
         if table.done:
             print(f"{out}: continues after {len(table.done):,} recordings")

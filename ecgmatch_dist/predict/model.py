@@ -22,6 +22,7 @@ from ecgmatch_dist.network.crops import over_crops
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.predict.cases import KnownCases
 from ecgmatch_dist.predict.files import find_files
+from ecgmatch_dist.predict.hub import model_folder
 from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
 from ecgmatch_dist.predict.read import Reader, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
@@ -49,7 +50,7 @@ class Predictor:
         nearest: int = 3,
         only: bool = True,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder, self.name = model_folder(folder)
         exported = self.folder / "model.safetensors"  # by `ecgmatch export`: without known cases, with its label scheme
         self.weights = exported if exported.is_file() else self.folder / "best.safetensors"
         state, self.notes = load_weights(self.weights)

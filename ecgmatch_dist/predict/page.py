@@ -76,9 +76,7 @@ class Pages:
     def finish(self) -> Path:
         """Write the list of pages."""
         names = dict(zip(self.model.classes, self.model.scheme.classes, strict=True))
-        text = TEMPLATES.get_template("index.html.jinja").render(
-            run=self.model.folder.name, made=self.made, names=names
-        )
+        text = TEMPLATES.get_template("index.html.jinja").render(run=self.model.name, made=self.made, names=names)
         write_text(self.folder / "index.html", text)
         return self.folder / "index.html"
 
@@ -100,7 +98,7 @@ def render(
     own = Picture(x[:, : last_sample(x)], rate, millivolts=False)
     total = recording.signal.shape[1] / recording.rate
     return TEMPLATES.get_template("page.html.jinja").render(
-        run=model.folder.name,
+        run=model.name,
         prediction=prediction,
         rows=rows,
         shown=shown,

@@ -5,7 +5,7 @@ finds the table finds all of it.
 """
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -22,14 +22,15 @@ ROWS_AT_ONCE = 4096  # of a Parquet file
 LONGEST_ROW = 1 << 20  # bytes
 Row = dict[str, Any]
 Rows = Callable[[], Iterator[Row]]
+Writer = Callable[[Rows, list[str], Path], None]
 
 
 class Table:
     """A table under way. `done`: paths that have their row; `failed`: how many of the rows are failures."""
 
-    def __init__(self, path: Path, about: Row) -> None:
-        """`about`: the model and the settings. A part that was begun with others is refused."""
-        self.path, self._write = path, writer_of(path)
+    def __init__(self, path: Path, about: Row, classes: Sequence[str]) -> None:
+        """`about`: the model and the settings. A part that was begun with others is refused. `classes`: for the columns."""
+        self.path, self._write, self._columns = path, writer_of(path), columns(classes)
         self.part = path.with_name(path.name + ".part")
         if path.exists():
             raise UserError(f"{path}: exists already; remove it, or give another --out")
@@ -67,7 +68,7 @@ class Table:
         """Complete the table; after an error, leave the part for the next time."""
         self._file.close()
         if kind is None:
-            write_atomic(self.path, lambda temporary: self._write(self.rows, temporary))
+            write_atomic(self.path, lambda temporary: self._write(self.rows, self._columns, temporary))
             self.part.unlink()
 
     def rows(self) -> Iterator[Row]:
@@ -96,38 +97,38 @@ def flat(row: Row) -> Row:
     return out
 
 
-def columns(rows: Iterator[Row]) -> list[str]:
-    """Those of the first row that is no failure: only it knows the classes."""
-    first = next(rows)
-    return list(flat(next((row for row in rows if row["classes"]), first) if not first["classes"] else first))
+def columns(classes: Sequence[str]) -> list[str]:
+    """Of the table; the same, whether or not a file could be predicted."""
+    numbers = {name: {"probability": 0.0, "calibrated": 0.0, "threshold": 0.0} for name in classes}
+    return list(flat(Failure("", "").to_json() | {"classes": numbers}))
 
 
-def write_csv(part: Rows, path: Path) -> None:
+def write_csv(part: Rows, columns: list[str], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, columns(part()), lineterminator="\n")
+        table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
         for row in map(flat, part()):
             table.writerow({name: plain_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
 
 
-def write_jsonl(part: Rows, path: Path) -> None:
+def write_jsonl(part: Rows, _: list[str], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(map(to_line, part()))
 
 
-def write_parquet(part: Rows, path: Path) -> None:
+def write_parquet(part: Rows, columns: list[str], path: Path) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
     texts = {"path", "record", "error", "predicted", "likely", "flags", "nearest"}
-    schema = pa.schema([(name, pa.string() if name in texts else pa.float32()) for name in columns(part())])
+    schema = pa.schema([(name, pa.string() if name in texts else pa.float32()) for name in columns])
     rows = map(flat, part())
     with ParquetWriter(path, schema) as file:
         while some := list(islice(rows, ROWS_AT_ONCE)):
             file.write_table(pa.Table.from_pylist(some, schema))
 
 
-def writer_of(path: Path) -> Callable[[Rows, Path], None]:
+def writer_of(path: Path) -> Writer:
     """By the suffix. Asked before the first ECG is read."""
     writers = {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}
     if path.suffix not in writers:

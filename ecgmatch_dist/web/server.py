@@ -89,7 +89,8 @@ def serve(app: Guard, host: str, port: int, what: str) -> None:
         print(f"{what}: {address}   (Ctrl-C ends it)", flush=True)
         if host not in ("127.0.0.1", "::1", "localhost"):
             print("Anybody who can reach this machine can use it: there is no password, and nothing is encrypted.")
-        thread.join()
+        while thread.is_alive():  # a wait without an end would miss a signal that the system hands to the other thread
+            thread.join(0.2)
         for number, handler in before.items():
             signal.signal(number, handler)
     print("stopped", flush=True)

@@ -1,7 +1,10 @@
 """Recordings of every format give the same twelve leads. Files are written by other libraries where there are any."""
 
 import base64
+import binascii
+import re
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +101,28 @@ def as_aecg(path: Path, x: np.ndarray) -> None:
     )
 
 
+def as_scp(path: Path, x: np.ndarray) -> None:
+    """By the standard's own words (EN 1064), without compression: no library here writes SCP-ECG."""
+    codes = dict(zip(LEADS, (1, 2, 61, 62, 63, 64, 3, 4, 5, 6, 7, 8), strict=True))
+    samples = np.round(1000 * x).astype("<i2")  # of 1000 nV
+    rows = b"".join(struct.pack("<IIB", 1, x.shape[1], codes[lead]) for lead in LEADS)
+    sizes = b"".join(struct.pack("<H", 2 * x.shape[1]) for _ in LEADS)
+    bodies = {
+        1: struct.pack("<BH4s", 2, 4, b"P-7\0") + struct.pack("<BH", 255, 0),
+        3: struct.pack("<BB", 12, 0x04 | 12 << 3) + rows,
+        6: struct.pack("<HHBB", 1000, round(1e6 / RATE), 0, 0) + sizes + samples.tobytes(),
+    }
+    lengths = {0: 16 + 10 * 4} | {number: 16 + len(body) + len(body) % 2 for number, body in bodies.items()}
+    places = dict(zip(lengths, 7 + np.cumsum([0, *lengths.values()][:-1]), strict=True))
+    bodies[0] = b"".join(struct.pack("<HII", number, lengths[number], places[number]) for number in lengths)
+    content = b""
+    for number, length in lengths.items():
+        section = struct.pack("<HIBB6x", number, length, 20, 20) + bodies[number].ljust(length - 16, b"\0")
+        content += struct.pack("<H", binascii.crc_hqx(section, 0xFFFF)) + section
+    content = struct.pack("<I", 6 + len(content)) + content
+    path.write_bytes(struct.pack("<H", binascii.crc_hqx(content, 0xFFFF)) + content)
+
+
 WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]] = {
     "ecg.csv": (as_csv, {}),
     "german 1.5.csv": (as_german_csv, {}),
@@ -105,6 +130,7 @@ WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]]
     "ecg.edf": (as_edf, {}),
     "muse.xml": (as_muse, {}),
     "aecg.xml": (as_aecg, {}),
+    "ecg.scp": (as_scp, {}),
 }
 
 
@@ -117,7 +143,7 @@ def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: 
     np.testing.assert_allclose(recording.signal, x, atol=2e-3)
     derived = ("derived:III", "derived:aVR", "derived:aVL", "derived:aVF")
     assert recording.flags == (derived if name == "muse.xml" else ())
-    assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml") else "")
+    assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml", "ecg.scp") else "")
 
 
 def test_hdf5_as_in_code15(tmp_path: Path, x: np.ndarray) -> None:
@@ -151,6 +177,13 @@ def test_an_edf_file_that_is_cut_short(tmp_path: Path, x: np.ndarray) -> None:
     as_edf(tmp_path / "a.edf", x)
     (tmp_path / "a.edf").write_bytes((tmp_path / "a.edf").read_bytes()[:-500])
     assert refused(lambda: read(tmp_path / "a.edf")).startswith("cut short: ")
+    whole = (tmp_path / "a.edf").read_bytes()
+    for size in (0, 8, 100, 256, 300, 2000, 3500):  # inside the header
+        (tmp_path / "a.edf").write_bytes(whole[:size])
+        reason = refused(lambda: read(tmp_path / "a.edf"))
+        assert re.match(rf"cut short: |unreadable: not an EDF file, or damaged, or cut after {size:,} bytes", reason), (
+            reason
+        )
 
 
 def test_content_decides_where_the_suffix_does_not(tmp_path: Path, x: np.ndarray) -> None:
@@ -234,10 +267,11 @@ def refused(call: Callable[[], Recording]) -> str:
 def test_broken_files_are_refused_without_a_traceback(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, x: np.ndarray
 ) -> None:
-    name = data.draw(st.sampled_from([*WRITERS, "a.hdf5"]))
+    other = {"a.hdf5": as_hdf5, "a.dcm": lambda path, _: shutil.copy(get_testdata_file("waveform_ecg.dcm"), path)}
+    name = data.draw(st.sampled_from([*WRITERS, *other]))
     folder = tmp_path_factory.mktemp("broken")
     path = folder / name
-    (as_hdf5 if name == "a.hdf5" else WRITERS[name][0])(path, x)
+    (other[name] if name in other else WRITERS[name][0])(path, x)
     content = bytearray(path.read_bytes())
     for place in data.draw(st.lists(st.integers(0, min(len(content), 4000) - 1), max_size=20)):
         content[place] = data.draw(st.integers(0, 255))

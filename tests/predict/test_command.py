@@ -2,9 +2,11 @@
 
 import csv
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ecgmatch_dist.errors import UserError
@@ -91,6 +93,20 @@ def test_parquet(run: Path, folder: Path, tmp_path: Path) -> None:
     assert rows[0]["CD"] is None
     assert "cut short" in rows[0]["error"]
     assert 0 < rows[1]["CD"] < 1
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_of_failures_has_the_same_columns(run: Path, folder: Path, tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("pyarrow")
+    found = []
+    for name in ("cut.hea", "a.hea"):
+        out = tmp_path / f"{name}{suffix}"
+        with suppress(UserError):
+            command.main(run, (str(folder / name),), out=out)
+        table = pd.read_csv(out) if suffix == ".csv" else pd.read_parquet(out)
+        found.append(list(table.columns))
+    assert found[0] == found[1]
+    assert {"CD", "Normal_calibrated", "Other_threshold", "nearest"} < set(found[0])
 
 
 def test_processes_read_the_same(run: Path, tmp_path: Path) -> None:

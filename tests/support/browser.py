@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,15 @@ class Browser:
         result: dict[str, Any] = found["result"]
         return result
 
-    def show(self, page: Path, width: int, dark: bool = False) -> None:
-        """Load `page` on a device of this width in pixels; below 600 it is a phone."""
+    def show(self, page: Path | str, width: int, dark: bool = False) -> None:
+        """Load `page`, a file or an address, on a device of this width in pixels; below 600 it is a phone."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1 + phone, mobile=phone
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
         while self.receive().get("method") != "Page.loadEventFired":
             pass
 
@@ -94,6 +95,19 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def choose(self, element: str, *files: Path) -> None:
+        """Choose files for the file input with this CSS selector, as a user does."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=element)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+
+    def wait_for(self, condition: str, seconds: float = 60) -> None:
+        """Until a script's value is true."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            assert time.monotonic() < end, f"{condition}: not within {seconds:g} s; {self.complaints}"
+            time.sleep(0.05)
 
     def screenshot(self, file: Path) -> None:
         """The whole page, not only its visible part."""

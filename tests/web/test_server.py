@@ -5,17 +5,15 @@ import http.client
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ecgmatch_dist import web
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.web.address import listen, url_of
+from tests.support.serving import served
 
 pytest.importorskip("starlette", reason="needs the extra `web`")
 from starlette.requests import Request
@@ -172,11 +170,7 @@ def test_a_signal_ends_it_after_what_is_under_way(number: signal.Signals) -> Non
             "serve(make_app(test_server.ROUTES, '127.0.0.1'), '127.0.0.1', 0, 'here')",
         ]
     )
-    root, pipe = Path(__file__).parents[2], subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, cwd=root) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        line = process.stdout.readline()
+    with served("-c", code) as (process, line):
         assert line.startswith("here: http://127.0.0.1:"), line
         port = int(line.split()[1].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -184,7 +178,6 @@ def test_a_signal_ends_it_after_what_is_under_way(number: signal.Signals) -> Non
         time.sleep(0.5)
         process.send_signal(number)
         assert connection.getresponse().read() == b"late"
-        assert process.wait(30) == 0
-        assert process.stdout.read() == "stopped\n"
-        assert process.stderr.read() == ""
+        assert process.communicate(timeout=30) == ("stopped\n", "")
+        assert process.returncode == 0
     listen("127.0.0.1", port).close()

@@ -1,0 +1,38 @@
+"""A model's name -> its folder: a path, or a name on the Hugging Face hub (`hub://org/name`, `org/name`, `org/name@x`)."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from ecgmatch_dist.errors import UserError
+
+FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md")
+"""Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
+NAME = re.compile(r"(?P<marked>hub:/{1,2})?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def model_folder(name: str | Path) -> tuple[Path, str]:
+    """The folder, and what to call the model. A name inside a folder that is there is a path, never one on the hub."""
+    path, match = Path(name), NAME.fullmatch(str(name))
+    marked = match is not None and match["marked"] is not None
+    if match is None or (not marked and (path.exists() or path.parent.exists())):
+        return path, path.resolve().name if path.name in ("", "..") else path.name
+    return _fetched(match["repo"], match["revision"], marked), match["repo"]
+
+
+def _fetched(repo: str, revision: str | None, marked: bool) -> Path:
+    where = f"hub://{repo}" if marked else f"{repo}: no such folder; as a name on the hub it"
+    if find_spec("huggingface_hub") is None:
+        raise UserError(f"{where} needs huggingface_hub; pip install 'ecgmatch-dist[hub]'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(FILES)))
+    except Exception as error:  # of the hub's client, of the network library, of the disk: many kinds
+        first = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{where} cannot be fetched ({type(error).__name__}: {first}); check name and network"
+        ) from None
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(f"{where} holds no model.safetensors; models for this program are written by `ecgmatch export`")
+    return folder
