@@ -30,8 +30,8 @@ def main(run: Path, recordings: int = 1000, alone: int = 5, workers: int = 1) ->
     if recordings < 40 or alone < 1:
         raise UserError(f"--recordings {recordings} --alone {alone}: at least 40, and at least 1")
     table = Table(title=f"predict, {recordings:,} recordings", title_justify="left")
-    for name in ("", "seconds", "each, ms", "peak MiB"):
-        table.add_column(name, justify="right" if name else "left")
+    for column in ("", "seconds", "each, ms", "peak MiB"):
+        table.add_column(column, justify="right" if column else "left")
     with tempfile.TemporaryDirectory(prefix="ecgmatch-bench-") as place:
         folder = Path(place)
         names = [write(folder, number) for number in range(recordings)]

@@ -53,7 +53,7 @@ class Limits:
     body: int = 64 * 2**20
     """Bytes."""
     seconds: float = 60
-    """From the first byte of the request to the first byte of the answer."""
+    """From the head of the request to the end of the answer."""
 
 
 class Guard:
@@ -61,7 +61,7 @@ class Guard:
 
     def __init__(self, app: App, host: str, limits: Limits) -> None:
         self.app, self.limits = app, limits
-        self.names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        self.names = {"localhost", host.lower(), socket.gethostname().lower()}  # getfqdn may wait for a name server
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # lifespan; websockets are switched off in the server
