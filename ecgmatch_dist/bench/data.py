@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -28,7 +29,7 @@ from ecgmatch_dist.data.modes import compare_modes, peak_memory
 from ecgmatch_dist.data.preprocess import PRESETS, Preprocess, pad_or_crop, preprocess
 from ecgmatch_dist.data.recordings import RecordRef, find_records, read_recording
 from ecgmatch_dist.data.shard import ShardJob, build_shard
-from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.store import ShardStore, _File
 from ecgmatch_dist.data.stream import Stream
 from ecgmatch_dist.data.synthetic.databases import make_databases
 from ecgmatch_dist.errors import UserError
@@ -36,6 +37,7 @@ from ecgmatch_dist.errors import UserError
 BATCH = 64
 TIMED = 64  # recordings per turn of preprocessing and building
 TIMES = 8  # size of the larger database in the memory measurement
+SHARE, LATENCY = 56, 0.5e-3  # recordings of one rank of eight; seconds until storage on a network answers
 
 
 Coefficients = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -149,6 +151,33 @@ def bench_reading(shards: Path, database: str, refs: list[RecordRef], repeats: i
     ]
 
 
+class DistantStore(ShardStore):
+    """A store whose files answer as late as storage on a network does."""
+
+    def _open(self, shard: int) -> _File:
+        near = super()._open(shard)
+        return DistantFile(os.dup(near.fd), near.name)
+
+
+class DistantFile(_File):
+    def read_into(self, place: NDArray[np.uint8], offset: int) -> None:
+        time.sleep(LATENCY)
+        super().read_into(place, offset)
+
+
+def bench_distance(shards: Path, database: str, repeats: int) -> Comparison:
+    """One batch of a rank (of eight) from distant storage: by eight threads, against one recording after the other."""
+    store = DistantStore(shards, [database])
+    stream = Stream(store, np.arange(len(store)), SHARE, 0, 0, 1)
+    ways: dict[str, Callable[[], object]] = {
+        "ours": lambda: next(stream.iterate(0, 1, readers=8, ahead=1)),
+        "in turn": lambda: stream[0],
+    }
+    ms = {way: 1e3 * seconds for way, seconds in interleave(ways, repeats).items()}
+    what = f"a batch of {SHARE} from storage that answers after {1e3 * LATENCY:g} ms"
+    return Comparison(what, "one after the other", ms["ours"], ms["in turn"], "ms", ms["in turn"] / ms["ours"])
+
+
 def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
     """A database with `times` as many recordings that takes no more disk: hard links to the same shards."""
     small, large = shards / database, out / database
@@ -246,6 +275,7 @@ def main(
         job = job_to_time(database, raw, work / "timed", manifest)
         rows = [bench_preprocessing(job.refs, job.settings, repeats), *bench_building(job, repeats)]
         rows += bench_reading(work / "shards", database.database, refs, repeats)
+        rows.append(bench_distance(work / "shards", database.database, repeats))
         rows.append(bench_memory(work / "shards", database.database, work))
         rows += bench_modes(work / "shards", database.database)
     show(f"data path, {len(refs)} recordings, medians of {repeats} turns, files in the page cache", rows, json)

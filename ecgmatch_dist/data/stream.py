@@ -131,14 +131,15 @@ class Stream:
         return Batch(ids, self.store.read(self.rows[ids], self.buffer(len(ids)) if self.buffer else None, pool))
 
     def iterate(self, start: int, stop: int | None, readers: int = 2, ahead: int = 4) -> Iterator[Batch]:
-        """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance, and
-        share the reading of each."""
+        """Batches start, start + 1, ... before `stop` (None: endless), in order; threads read up to `ahead` in advance. If they
+        are more than two, they share the reading of each."""
         numbers: Iterable[int] = itertools.count(start) if stop is None else range(start, stop)
         if self.window is not None and readers:
             numbers = self._fetch_windows(numbers)
         # Threads of `prefetch` wait for a batch; those that read its pieces are others, or all could wait for each other.
         with ThreadPoolExecutor(max(1, readers), thread_name_prefix="piece") as pool:
-            yield from prefetch(partial(self._read, pool=pool if readers > 1 else None), numbers, readers, ahead)
+            share = pool if readers > 2 else None  # two are for local files, where the batches ahead keep both busy
+            yield from prefetch(partial(self._read, pool=share), numbers, readers, ahead)
 
     def _fetch_windows(self, numbers: Iterable[int]) -> Iterator[int]:
         """Yield the numbers; when they enter a window of shards, start to fetch the shards of the next window."""

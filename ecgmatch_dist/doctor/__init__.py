@@ -5,11 +5,14 @@ import os
 import socket
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from ecgmatch_dist.doctor.findings import Finding, careful, refused
 from ecgmatch_dist.errors import UserError
+
+FORMAT = 1  # of the JSON file
 
 
 def examine(runs: Path, shards: str, device: Literal["auto", "cpu", "cuda"], rows: int) -> tuple[bool, list[Finding]]:
@@ -25,19 +28,26 @@ def examine(runs: Path, shards: str, device: Literal["auto", "cpu", "cuda"], row
             group = background_group("doctor")
             places = ranks.places(here, group)
             out += ranks.judge_places(places)
+            out += machine.generation(here.device)
             out.append(machine.precision(here.device))
             out.append(machine.faiss_build(here.device))
-            out.append(careful("search", lambda: machine.search(here.device, rows), "reinstall Faiss and torch"))
+            out += careful("search", lambda: [machine.search(here.device, rows)], "reinstall Faiss and torch")
             out = ranks.together(here, group, out)
-            if all(finding.state != "refused" for finding in out):  # else NCCL would hang or fail
-                out += ranks.network(here, [place.host for place in places])
-                out.append(ranks.training(here))
-                out.append(ranks.shared_files(here, runs))
+            hosts = [place.host for place in places]
+            checks = {
+                "network": (lambda: ranks.network(here, hosts), "NCCL_DEBUG=INFO names what NCCL or gloo cannot use"),
+                "training": (lambda: [ranks.training(here)], "run `ecgmatch doctor` without a launcher first"),
+                "shared files": (lambda: [ranks.shared_files(here, runs)], "choose a --runs that all nodes share"),
+            }
+            for what, (check, remedy) in checks.items():
+                if any(finding.state == "refused" for finding in out):
+                    break  # NCCL would hang or fail
+                out = ranks.together(here, group, out + careful(what, check, remedy))
             if here.main:
                 out += machine.file_system(runs)
                 out += machine.slurm()
                 if shards:
-                    out.append(careful("shards", lambda: machine.shards_rate(shards), "ecgmatch shards verify"))
+                    out += careful("shards", lambda: [machine.shards_rate(shards)], "ecgmatch shards verify")
             return here.main, ranks.together(here, group, out)
     except UserError as error:
         what, _, remedy = str(error).partition(": ")
@@ -76,7 +86,8 @@ def main(
             table.add_row(finding.what, f"[{colours[finding.state]}]{finding.state}[/]", finding.found, finding.remedy)
         Console().print(table)
         if json is not None:
-            record = {"host": socket.gethostname(), "findings": [asdict(finding) for finding in findings]}
+            about = {"format": FORMAT, "version": version("ecgmatch-dist"), "host": socket.gethostname()}
+            record = about | {"findings": [asdict(finding) for finding in findings]}
             json.write_text(json_.dumps(record, indent=1) + "\n")
     if bad:
         sys.exit(1)

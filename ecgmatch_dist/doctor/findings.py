@@ -29,9 +29,9 @@ def refused(what: str, found: str, remedy: str) -> Finding:
     return Finding(what, "refused", found, remedy)
 
 
-def careful(what: str, check: Callable[[], Finding], remedy: str) -> Finding:
-    """The finding of a check; an error that it did not expect is one, too."""
+def careful(what: str, check: Callable[[], list[Finding]], remedy: str) -> list[Finding]:
+    """The findings of a check; an error that it did not expect is one, too."""
     try:
         return check()
     except Exception as error:
-        return refused(what, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", remedy)
+        return [refused(what, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", remedy)]

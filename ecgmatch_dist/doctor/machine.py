@@ -17,6 +17,7 @@ from ecgmatch_dist.distributed.devices import gpus_here, has_bf16, why_not
 from ecgmatch_dist.doctor.findings import Finding, ok, refused, warning
 from ecgmatch_dist.errors import UserError
 
+ROOM = 10 << 30  # bytes: checkpoints of some runs
 QUERIES, ROWS, DIM, K = 448, 66_000, 128, 5  # of the paper's run on one rank
 
 
@@ -31,6 +32,29 @@ def versions() -> Finding:
         what, _, remedy = why_not().partition(": ")
         return refused("torch", f"{found}; {seen}, but {what}", remedy)
     return ok("torch", f"{found}, no GPU here")
+
+
+def generation(device: torch.device) -> list[Finding]:
+    """Whether torch has kernels for this generation of GPU: compiled for it, or code that the driver compiles."""
+    if device.type != "cuda":
+        return []
+    own = torch.cuda.get_device_capability(device)
+    built = [
+        (kind, int(number[:-1]), int(number[-1])) for kind, number in map(_architecture, torch.cuda.get_arch_list())
+    ]
+    compiled = any(kind == "sm" and major == own[0] and minor <= own[1] for kind, major, minor in built)
+    if compiled or any(kind == "compute" and (major, minor) <= own for kind, major, minor in built):
+        return [ok("generation", f"compute capability {own[0]}.{own[1]}")]
+    found = (
+        f"torch has no kernels for compute capability {own[0]}.{own[1]}, only {' '.join(torch.cuda.get_arch_list())}"
+    )
+    return [refused("generation", found, "install a build of torch for this GPU")]
+
+
+def _architecture(name: str) -> tuple[str, str]:
+    """sm_90a -> sm, 90."""
+    kind, _, number = name.partition("_")
+    return kind, number.rstrip("af")
 
 
 def precision(device: torch.device) -> Finding:
@@ -76,7 +100,7 @@ def file_system(runs: Path) -> list[Finding]:
     except OSError as error:
         return [refused("files", f"{folder}: {error.strerror}", "choose a folder that you may write to with --runs")]
     a, b = folder / "a", folder / "b"
-    out = []
+    out = [storage(folder)]
     try:
         a.write_text("1")
         b.write_text("2")
@@ -107,6 +131,23 @@ def file_system(runs: Path) -> list[Finding]:
     return out
 
 
+def storage(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> Finding:
+    """The kind of file system, and the room that is left."""
+    places = [line.split()[1:3] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
+    inside = [(place, kind) for place, kind in places if folder.resolve().is_relative_to(place.replace("\\040", " "))]
+    kind = max(inside, key=lambda one: len(one[0]), default=("", "unknown"))[1]
+    free = shutil.disk_usage(folder).free
+    found = f"{kind}, {free / 2**30:,.1f} GiB free"
+    if free < ROOM:
+        return warning("storage", found, "make room, or choose another --runs: a full disk ends a run")
+    if kind.startswith("nfs"):
+        found += "; nodes may see each other's files late"
+        return warning("storage", found, "nothing to do if `shared files` is ok; else mount with lookupcache=positive")
+    if kind in ("tmpfs", "ramfs"):
+        return warning("storage", f"{found}; lost at the next start", "choose another --runs for runs that you keep")
+    return ok("storage", found)
+
+
 def shards_rate(shards: str, count: int = 512) -> Finding:
     """Random reading of shards, with one thread."""
     names = sorted(path.parent.name for path in Path(shards).glob("*/dataset.json"))
@@ -129,7 +170,8 @@ def slurm() -> list[Finding]:
     text = _output("scontrol", "show", "config")
     if not text:
         return [warning("Slurm", "scontrol does not answer", "ask on a login or compute node of the cluster")]
-    return judge_slurm(dict(_setting(line) for line in text.splitlines() if "=" in line))
+    config = dict(_setting(line) for line in text.splitlines() if "=" in line)
+    return [*judge_slurm(config), *time_limits(_output("scontrol", "show", "partition", "--oneliner"))]
 
 
 def judge_slurm(config: dict[str, str]) -> list[Finding]:
@@ -150,6 +192,16 @@ def judge_slurm(config: dict[str, str]) -> list[Finding]:
         )
     out.append(ok("arrays", f"MaxArraySize={config.get('MaxArraySize', '?')}; larger sweeps become several arrays"))
     return out
+
+
+def time_limits(text: str) -> list[Finding]:
+    """`text`: what `scontrol show partition --oneliner` prints."""
+    partitions = [dict(_setting(word) for word in line.split() if "=" in word) for line in text.splitlines()]
+    limits = [f"{one['PartitionName']} {one.get('MaxTime', '?')}" for one in partitions if "PartitionName" in one]
+    remedy = "ask for less than the limit in the site file: Slurm ends a job that asks for more before it starts"
+    if not limits:
+        return [warning("time limit", "scontrol shows no partition", remedy)]
+    return [ok("time limit", f"{', '.join(limits)}; a longer run is saved, stopped and queued again")]
 
 
 def _setting(line: str) -> tuple[str, str]:

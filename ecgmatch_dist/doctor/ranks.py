@@ -25,6 +25,7 @@ from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.train import train_step
 
+SLOW = {"inside": 4.0, "between": 2.0}  # GB/s: half of PCIe 3, a network of 25 Gbit/s
 BOUND = 1e-9  # relative difference of fp64 weights after the small training
 BATCH, STEPS, ROWS, LENGTH, CLASSES = 64, 3, 128, 128, 5
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -121,10 +122,22 @@ def network(ranks: Ranks, hosts: list[str], mebibytes: int = 16, turns: int = 3)
                 call(t, group).sum().item()
                 seconds.append(time.perf_counter() - begin)
             moved = t.nbytes * (count - 1) / count * (2 if what == "all-reduce" else 1)
-            out.append(
-                ok(what, f"{name}: {moved / min(seconds[1:]) / 1e9:.2f} GB/s received per rank ({t.nbytes >> 20} MiB)")
-            )
+            inside = name == "one node" or len(set(hosts)) == 1
+            out.append(judge_rate(what, name, moved / min(seconds[1:]) / 1e9, inside, ranks.device))
     return out
+
+
+def judge_rate(what: str, name: str, rate: float, inside: bool, device: torch.device) -> Finding:
+    """`rate` GB/s received per rank, `inside` one node or between several. There is no bound for CPUs."""
+    found, bound = f"{name}: {rate:.2f} GB/s received per rank", SLOW["inside" if inside else "between"]
+    if device.type == "cpu" or rate >= bound:
+        return ok(what, found)
+    remedy = (
+        "`nvidia-smi topo -m` and NCCL_DEBUG=INFO: no NVLink or peer access? In containers: --ipc=host"
+        if inside
+        else "NCCL_DEBUG=INFO: does NCCL use sockets instead of InfiniBand? See NCCL_SOCKET_IFNAME, NCCL_IB_HCA"
+    )
+    return warning(what, f"{found}, less than the {bound:g} of slow links", remedy)
 
 
 def shared_files(ranks: Ranks, runs: Path, patience: float = 70.0) -> Finding:
