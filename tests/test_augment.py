@@ -269,3 +269,25 @@ def test_the_kernel_of_gpus_is_this_one() -> None:
     differ, largest = done.stdout.splitlines()
     assert differ == "differ []"
     assert 0 < float(largest.removeprefix("largest ")) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton (280 MB)")
+def test_the_kernel_compiles_to_machine_code_of_gpus() -> None:
+    """By the compiler and the assembler that Triton brings: no GPU is needed."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as build
+
+    from ecgmatch_dist.augment import kernel
+
+    options = {"STRONG": True, "SEQUENTIAL": False, "PER_LEAD": False, "LIBDEVICE": True, "SIZE": kernel.BLOCK}
+    types = {"x": "*fp32", "out": "*fp32", "keys": "*i64", "choices": "*i64", "choice_stride": "i32"}
+    types |= {"length": "i32", "source_length": "i32", "sigma": "fp32"} | dict.fromkeys(options, "constexpr")
+    assert list(types) == kernel._view.arg_names
+    places = {(kernel._view.arg_names.index(name),): value for name, value in options.items()}
+    source = ASTSource(kernel._view, signature=types, constexprs=places)
+    for capability in (80, 90):
+        built = build(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": False})
+        assert len(built.asm["cubin"]) > 10_000
+        assert f".target sm_{capability}" in built.asm["ptx"]
