@@ -10,7 +10,7 @@ from typing import Literal
 import tyro
 
 from ecgmatch_dist import __version__
-from ecgmatch_dist.errors import UserError, disk_sentence, error_line
+from ecgmatch_dist.errors import UserError, disk_sentence, error_line, memory_told
 from ecgmatch_dist.files.plain import plain_lines
 from ecgmatch_dist.terminal.next_step import advise
 
@@ -110,10 +110,11 @@ def main() -> None:
         if answer_at_once(args):
             return
         name, function, rest = resolve(args)
-        if name in PARSE_THEMSELVES:
-            function(rest)
-        else:
-            tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
+        with memory_told("end other programs, or take a larger machine; the same command continues where it stopped"):
+            if name in PARSE_THEMSELVES:
+                function(rest)
+            else:
+                tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
     except UserError as error:
         sys.exit(plain_lines(error_line(error)))
     except BrokenPipeError:  # `ecgmatch ... | head`

@@ -1,8 +1,10 @@
 """The error for problems that a user can fix. It is shown as one line, without a traceback."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 """Failures of a disk, also where Python does not say of which file."""
 
 
@@ -26,6 +28,28 @@ def disk_sentence(error: OSError) -> str | None:
         remedy = "; name another place, or ask its owner for the right to read and write there"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}{remedy}"
+
+
+def memory_sentence(error: Exception) -> str | None:
+    """What was asked for when memory ran out, in one line. None: the error is about something else. Torch has an error of its
+    own for GPUs, and nothing but a text for the CPU."""
+    texts = "DefaultCPUAllocator", "CUDA out of memory"
+    of_torch = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    if not isinstance(error, MemoryError) and not of_torch:
+        return None
+    asked = " ".join(str(error).split())[:200]
+    return f"out of memory ({asked})" if asked else "out of memory"
+
+
+@contextmanager
+def memory_told(remedy: str) -> Iterator[None]:
+    """Turn an error of memory into a UserError with this remedy."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if (sentence := memory_sentence(error)) is None:
+            raise
+        raise UserError(f"{sentence}: {remedy}") from error
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:

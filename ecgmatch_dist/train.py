@@ -28,7 +28,7 @@ from ecgmatch_dist.distributed.devices import use_deterministic_algorithms
 from ecgmatch_dist.distributed.launcher import start_ranks, tell_launcher
 from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.distributed.whereabouts import during
-from ecgmatch_dist.errors import UserError, disk_sentence, error_line
+from ecgmatch_dist.errors import UserError, disk_sentence, error_line, memory_told
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
@@ -41,6 +41,11 @@ from ecgmatch_dist.recovery.heartbeat import Heartbeat, ending_at_once
 from ecgmatch_dist.recovery.signals import Signals, Stopped, StopRequest
 from ecgmatch_dist.run.build import build_run
 from ecgmatch_dist.run.run import Run
+
+LESS_MEMORY = (
+    "on more ranks, or on a larger machine, the run goes on from its last checkpoint; smaller evaluate.batch, "
+    "optim.unlabelled_batch or model.width make another run (`ecgmatch plan` estimates memory)"
+)
 
 
 def train_loop(run: Run, stop: StopRequest) -> str:
@@ -225,7 +230,7 @@ def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | Non
         print(f"run {place}: {folder.path.name}", flush=True)
     folder.enter(config, ranks)
     heartbeat = Heartbeat(folder.fence.workspace, ranks.rank, ranks.world, config.runtime.timeout_minutes)
-    with ExitStack() as at_the_end, folder.fence.translate_errors(), heartbeat:
+    with ExitStack() as at_the_end, folder.fence.translate_errors(), heartbeat, memory_told(LESS_MEMORY):
         at_the_end.callback(folder.fence.release)
         run = build_run(config, ranks, folder, split, starts)
         at_the_end.callback(run.logger.close)

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,26 +62,39 @@ def main(
     if rate < 1 or samples < 2:
         raise UserError(f"rate = {rate:g}, seconds = {seconds:g}: at least 1 sample per second, and two samples")
     model = Predictor(run, "cpu", nearest=0)
-    to.mkdir(parents=True, exist_ok=True)
-    write_folder(to, model, about(model, rate, samples) if onnx else None)
-    if onnx:
-        write_atomic(to / "model.onnx", lambda path: write_onnx(path, model, rate, samples))
-        signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
-        worst = check_onnx(to / "model.onnx", model, rate, signals)
-        print(f"{to / 'model.onnx'}: {len(signals)} recordings, at most {worst:.1e} from `predict`")
-    if runtime:
-        worst = write_page(to / "model.html", model, runtime)
-        print(f"{to / 'model.html'}: open it in a browser; its graph is at most {worst:.1e} from `predict`")
-    if challenge:
-        write_entry(challenge, to)
-        print(f"{challenge}: an entry for the Challenge of 2021")
+    unfinished = to.absolute().with_name(f".{to.absolute().name}.unfinished")  # whoever finds `to` finds all of it
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        write_folder(unfinished, model, about(model, rate, samples) if onnx else None)
+        if onnx:
+            graph = unfinished / "model.onnx"
+            write_atomic(graph, lambda path: write_onnx(path, model, rate, samples))
+            signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
+            worst = check_onnx(graph, model, rate, signals)
+            print(f"{to / 'model.onnx'}: {len(signals)} recordings, at most {worst:.1e} from `predict`")
+        if runtime:
+            worst = write_page(unfinished / "model.html", model, runtime)
+            print(f"{to / 'model.html'}: open it in a browser; its graph is at most {worst:.1e} from `predict`")
+        if challenge:
+            write_entry(challenge, unfinished)
+            print(f"{challenge}: an entry for the Challenge of 2021")
+        unfinished.replace(to)
+    except BaseException:
+        for folder in (unfinished, challenge):
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+        raise
     print(f"{to}: exported")
 
 
 def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> None:
     """All files but the graph."""
-    shutil.copyfile(model.weights, to / "model.safetensors")
-    shutil.copyfile(resources.find("shards/labels", model.notes.scheme), to / "labels.toml")
+    for source, name in (
+        (model.weights, "model.safetensors"),
+        (resources.find("shards/labels", model.notes.scheme), "labels.toml"),
+    ):
+        write_atomic(to / name, partial(shutil.copyfile, source))
     write_json(to / "calibration.json", to_file(model.calibration))
     names = dict(zip(model.classes, model.scheme.classes, strict=True))
     notes = asdict(model.notes) | {"name": model.name, "names": names}

@@ -3,8 +3,8 @@
 import json
 import os
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,18 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+@contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """An error inside is about `path`: Python names the file in errors of open, not of write (a full disk), and both files in
+    those of a copy. `temporary`: what stands for it meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename) == str(temporary) or error.filename2 is not None:
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
 def write_atomic(
     path: Path,
     write: Callable[[Path], object],
@@ -43,18 +55,16 @@ def write_atomic(
     rename and may raise to prevent it."""
     temporary = (workspace or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
-        write(temporary)
-        let_others_read(temporary)
-        sync_file(temporary)
-        if check:
-            check()
-        temporary.replace(path)
-    except OSError as error:
-        if error.filename is None:  # a full disk: Python names the file in errors of open, not of write
-            error.filename = str(path)
-        raise
+        with naming(path, temporary):
+            write(temporary)
+            let_others_read(temporary)
+            sync_file(temporary)
+            if check:
+                check()
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # usually it is gone; a disk that fails here must not hide what went before
+            temporary.unlink()
     sync_folder(path.parent)
 
 

@@ -6,6 +6,7 @@ finds the table finds all of it.
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files.atomic import write_atomic
+from ecgmatch_dist.files.atomic import naming, write_atomic
 from ecgmatch_dist.files.jsonl import read_lines, to_line
 from ecgmatch_dist.files.plain import plain_cell
 from ecgmatch_dist.predict.result import Failure, Prediction
@@ -33,6 +34,7 @@ class Table:
         self.path, self._write, self._columns = path, writer_of(path), columns(classes)
         self.part = path.with_name(path.name + ".part")
         if path.exists():
+            self.part.unlink(missing_ok=True)  # killed after the last step
             raise UserError(f"{path}: exists already; remove it, or give another --out")
         self.done: set[str] = set()
         self.failed = 0
@@ -49,27 +51,34 @@ class Table:
         for row in rows:
             self.done.add(row["path"])
             self.failed += bool(row["error"])
-        if begun is None:
-            self.part.write_text(to_line(about), encoding="utf-8")
-        _cut_torn_line(self.part)
-        self._file = self.part.open("a", encoding="utf-8")
+        with naming(self.part):
+            if begun is None:
+                self.part.write_text(to_line(about), encoding="utf-8")
+            _cut_torn_line(self.part)
+            self._file = self.part.open("a", encoding="utf-8")
 
     def add(self, answer: Prediction | Failure) -> None:
-        self._file.write(to_line(answer.to_json()))
+        with naming(self.part):
+            self._file.write(to_line(answer.to_json()))
         self.failed += bool(answer.error)
 
     def flush(self) -> None:
-        self._file.flush()
+        with naming(self.part):
+            self._file.flush()
 
     def __enter__(self) -> "Table":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         """Complete the table; after an error, leave the part for the next time."""
-        self._file.close()
-        if kind is None:
-            write_atomic(self.path, lambda temporary: self._write(self.rows, self._columns, temporary))
-            self.part.unlink()
+        if kind is not None:
+            with suppress(OSError):  # it tries to write again: that second error must not hide the first
+                self._file.close()
+            return
+        with naming(self.part):
+            self._file.close()
+        write_atomic(self.path, lambda temporary: self._write(self.rows, self._columns, temporary))
+        self.part.unlink()
 
     def rows(self) -> Iterator[Row]:
         rows = read_lines(self.part)

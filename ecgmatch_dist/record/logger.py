@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from ecgmatch_dist.metrics import looked_at
+from ecgmatch_dist.record.board import Board
 from ecgmatch_dist.record.metrics_file import NAME, format_line, lines_until
 from ecgmatch_dist.recovery.generations import Fence
 from ecgmatch_dist.terminal.waiting import make_bar, time_left
@@ -55,8 +55,7 @@ class RunLogger:
         if path.exists():  # replaced, as log.txt is: nobody sees what an older copy of the run still appends to its own
             self.fence.write_text(path, lines_until(self.folder, step))
         self.file = path.open("a", encoding="utf-8")
-        # purge_step hides later steps in older files, even if they are written after this: curves have no branches.
-        self.board = SummaryWriter(str(self.folder / "tb"), purge_step=step + 1)
+        self.board = Board(self.folder / "tb", step, self.say)
         self.begin = (step, time.monotonic())
         if self.console.is_terminal:
             self.bar = make_bar(self.console, note="note", transient=False)
@@ -80,7 +79,7 @@ class RunLogger:
         print(format_line(step, kind, values), file=self.file, end="", flush=True)
         for name, value in values.items():
             group = name if "/" in name else f"{kind}/{name}"
-            self.board.add_scalar(group, value, step)
+            self.board("add_scalar", group, value, step)
 
     def progress(self, step: int, values: dict[str, float]) -> None:
         """Update the progress bar and write a line to log.txt. Without a terminal, print some of the lines."""
@@ -115,14 +114,14 @@ class RunLogger:
         if self.active:
             for c, name in enumerate(classes):
                 y, p = looked_at(labels, probabilities, c)
-                self.board.add_pr_curve(f"precision_recall/{name}", y, p, step)
+                self.board("add_pr_curve", f"precision_recall/{name}", y, p, step)
 
     def images(self, step: int, classes: list[str], signals: dict[str, Tensor], matrices: dict[str, Tensor]) -> None:
         """Images of a method, to TensorBoard; see `methods.base.Images`."""
         if self.active and signals:
-            self.board.add_figure("views", draw_signals(signals), step)
+            self.board("add_figure", "views", draw_signals(signals), step)
         if self.active and matrices:
-            self.board.add_figure("correlation", draw_matrices(classes, matrices), step)
+            self.board("add_figure", "correlation", draw_matrices(classes, matrices), step)
 
     def close(self) -> None:
         if not self.active:

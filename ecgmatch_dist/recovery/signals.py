@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -35,6 +37,9 @@ class Signals:
         """Signal number -> time of its first arrival."""
 
     def __enter__(self) -> "Signals":
+        self.previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals belong to the main thread: a program that trains in another one handles them itself
         numbers = [signal.SIGTERM, signal.SIGUSR2]
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored under nohup and for `command &`
             numbers.append(signal.SIGINT)

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ecgmatch_dist.config import methods
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import naming, write_text
 from ecgmatch_dist.report import display, drawing, formats
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.assess import Assessments, assess
@@ -57,7 +58,7 @@ def build_report(
     found, problems = find_runs(runs, out)
     refuse_an_empty_report(runs, out, found, problems)
     costs = read_bench(bench) if bench else {}
-    prepare_folder(out)
+    old = prepare_folder(out)
     sizes = split_sizes(found, problems)
     replicates = replicates or choose_replicates(found, sizes)
     with Workers(workers or (min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1)) as pool:
@@ -74,13 +75,21 @@ def build_report(
             table = claims_table(studies, assessed, {run.name: run for run in used})
             sections.insert(0, Section("claims", "The paper's claims", CLAIMS_INTRO, [Part("", [table])]))
         tasks = [task for section in sections for part in section.parts for task in part.figures]
-        drawn = pool.map(draw, [(task, out / "figures") for task in tasks], "figures")
+        tables = make_tables(sections)
+        coming = [f"figures/{task.key}.{kind}" for task in tasks for kind in ("svg", "png")]
+        # The next report removes what a killed one has left.
+        write_text(out / MANIFEST, "\n".join(sorted({*old, *coming, *tables})) + "\n")
+        with naming(out):
+            drawn = pool.map(draw, [(task, out / "figures") for task in tasks], "figures")
+            for name, text in tables.items():
+                (out / name).write_text(text, encoding="utf-8")
     problems += [Problem(runs, "incomplete", f"figure {d.key}: {d.problem}") for d in drawn if d.problem]
     header = make_header(used, studies, sizes, assessed) if used else None
-    files = write_tables(sections, out)
-    files += [f"figures/{d.key}.{kind}" for d in drawn if d.svg for kind in ("svg", "png")]
+    files = [*tables, *(f"figures/{d.key}.{kind}" for d in drawn if d.svg for kind in ("svg", "png"))]
     page = write_page(out, runs, header, sections, {d.key: d for d in drawn}, used, problems)
-    (out / MANIFEST).write_text("\n".join([page.name, *files]) + "\n", encoding="utf-8")
+    for name in {*old, *coming} - {page.name, *files}:
+        (out / name).unlink(missing_ok=True)
+    write_text(out / MANIFEST, "\n".join([page.name, *files]) + "\n")
     return page
 
 
@@ -156,28 +165,27 @@ def draw(task: FigureTask, folder: Path) -> DrawnFigure:
     return DrawnFigure(task.key, drawing.save(figure, folder / task.key) if figure else "", "")
 
 
-def prepare_folder(out: Path) -> None:
-    """Make the folders, and remove the files of an earlier report."""
+def prepare_folder(out: Path) -> list[str]:
+    """Make the folders. Returns the files of an earlier report, which stays until the new one is there."""
     try:
         for folder in (out, out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
         old = (out / MANIFEST).read_text(encoding="utf-8").splitlines() if (out / MANIFEST).is_file() else []
-        for name in old:
-            if Path(name).parent.as_posix() in (".", "tables", "figures"):
-                (out / name).unlink(missing_ok=True)
+        probe = out / f".{MANIFEST}"  # before the work of minutes
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}; give --out another folder") from None
+    return [name for name in old if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
-def write_tables(sections: Sequence[Section], out: Path) -> list[str]:
-    """Every table in three formats, and a LaTeX document of all."""
+def make_tables(sections: Sequence[Section]) -> dict[str, str]:
+    """Every table in three formats, and a LaTeX document of all: file -> text."""
     tables = [table for section in sections for part in section.parts for table in part.tables]
-    files = {f"{table.key}.{suffix}": render(table) for table in tables for suffix, render in FORMATS.items()}
+    files = {f"tables/{table.key}.{suffix}": render(table) for table in tables for suffix, render in FORMATS.items()}
     if tables:
-        files["all.tex"] = formats.latex_document(f"{table.key}.tex" for table in tables)
-    for name, text in files.items():
-        (out / "tables" / name).write_text(text, encoding="utf-8")
-    return [f"tables/{name}" for name in files]
+        files["tables/all.tex"] = formats.latex_document(f"{table.key}.tex" for table in tables)
+    return files
 
 
 def read_bench(path: Path) -> dict[str, list[tuple[int, float]]]:

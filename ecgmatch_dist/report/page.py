@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ecgmatch_dist import __version__
+from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.arrange import differences, main_settings
 from ecgmatch_dist.report.header import PageHeader
@@ -60,7 +61,7 @@ def write_page(
         display=display,
     )
     path = out / "index.html"
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

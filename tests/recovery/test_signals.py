@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,18 @@ def test_torchrun_restarts_a_run_that_was_asked_to_stop(data: Path, tmp_path: Pa
     assert "asked to stop: saved at step" in log
     assert "resumed at step" in log
     assert len(list((folder / "generations").iterdir())) == 2
+
+
+def test_training_in_another_thread_leaves_the_signals_alone() -> None:
+    """Only the main thread may set handlers: a program that trains in another one has its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def body() -> None:
+        with Signals() as signals:
+            seen.extend((signal.getsignal(signal.SIGTERM), signals.received))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [before, {}]

@@ -39,12 +39,17 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
 
     to.mkdir(parents=True, exist_ok=True)
     written = [recipe, preview]
-    if not known and classes:
-        write_text(scheme, scheme_text(f"{name}_classes", classes, rare))
-        written.insert(1, scheme)
-    write_text(recipe, recipe_text(name, archive, found, labels, known or (scheme.name if classes else "ecgmatch5")))
+    try:
+        write_text(preview, _preview(name, lines, odd, found))
+        if not known and classes:
+            write_text(scheme, scheme_text(f"{name}_classes", classes, rare))
+            written.insert(1, scheme)
+        scheme_name = known or (scheme.name if classes else "ecgmatch5")
+        write_text(recipe, recipe_text(name, archive, found, labels, scheme_name))
+    except BaseException:  # a full disk, Ctrl-C: nothing that the same command would refuse to write over
+        scheme.unlink(missing_ok=True)
+        raise
     load_recipe(str(recipe))  # it must be one
-    write_text(preview, _preview(name, lines, odd, found))
     for line in (*lines, *(f"doubt       {doubt}" for doubt in odd)):
         print(line)
     print(f"written     {', '.join(map(str, written))}")

@@ -29,6 +29,7 @@ from ecgmatch_dist.data.synthetic.abnormalities import (
 )
 from ecgmatch_dist.data.synthetic.heart import DOWER, Array, healthy, heart_vector
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import write_text
 
 RATE = 500
 SINUS_RHYTHM = "426783006"
@@ -257,14 +258,14 @@ def make_databases(
         raise UserError(f"{folder} is a file: give a folder")
     if (
         folder.exists()
-        and any(folder.iterdir())
+        and any(not path.name.startswith(".") for path in folder.iterdir())  # what a kill or a full disk left is hidden
         and (not settings_file.is_file() or settings_file.read_text() != settings)
     ):
         raise UserError(f"{folder} already holds something else: give an empty or new folder")
     console = Console(stderr=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        settings_file.write_text(settings)
+        write_text(settings_file, settings)
         with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
             for name in databases or known:
                 write_database(known[name], folder, recordings, seed, progress)
