@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cluster fuzz lab lint clean
+.PHONY: help demo test test-slow test-cluster test-lowest fuzz soak coverage lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,27 @@ FUZZ ?= 6000
 fuzz: $(STAMP) ## FUZZ mutations of each of 17 formats: no traceback, no hang, no memory (an hour; docs/reliability.md)
 	FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout=0 tests/fuzz tests/data/test_index.py
 
+KILLS ?= 1000
+soak: $(STAMP) ## a run that is killed KILLS times, compared with one that was not (hours; not part of CI)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.cluster.soak $(KILLS) $(KILLS)
+
+ROOMS ?= tests
+coverage: $(STAMP) ## lines that the tests of ROOMS run, also in their subprocesses
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -p no:cacheprovider $(ROOMS)
+	$(BIN)/python -m coverage combine --quiet --append
+	$(BIN)/python -m coverage report --skip-covered --sort cover
+
+# What the lowest versions of pyproject.toml must run: every format, table, page and a training.
+LOWEST_TESTS := tests/test_config.py tests/test_metrics.py tests/test_cli.py tests/data/test_splits.py tests/data/test_formats.py \
+  tests/data/test_label_files.py tests/files tests/predict/test_command.py tests/export tests/report/test_tables.py tests/test_train.py
+test-lowest: ## the lowest versions that pyproject.toml allows, in an environment of their own (.venv-lowest)
+	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	$(PYTHON) tools/lowest.py > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt --editable '.[cpu,formats,onnx,parquet,dev]'
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(LOWEST_TESTS)
+
 lab: $(STAMP) ## a small sweep on a real Slurm of two nodes on this machine, with a pre-emption and a power cut
 	PATH=$(CURDIR)/$(BIN):$$PATH slurm/lab/with-slurm slurm/lab/show lab-demo
 
 clean: ## remove what demo, lab and tests left
-	rm -rf demo lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf demo lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
