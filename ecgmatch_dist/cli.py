@@ -24,6 +24,7 @@ COMMANDS = {
     ),
     "shards build": ("ecgmatch_dist.launch.build_shards:main", "recordings -> preprocessed webdataset shards"),
     "shards verify": ("ecgmatch_dist.data.verify:main", "check shards and draw their card"),
+    "shards index": ("ecgmatch_dist.data.index:write_index", "make the fast table of shards that were built before"),
     "split": ("ecgmatch_dist.data.splits:main", "labelled / unlabelled / validation / test, in one file"),
     "train": ("ecgmatch_dist.train:main", "train one run (the same as torchrun -m ecgmatch_dist.train)"),
     "report": ("ecgmatch_dist.report:main", "runs -> the paper's tables, statistics and figures on one page"),

@@ -41,15 +41,15 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
         print(line, flush=True)
 
 
-def open_archive(config: Config, split: Split, length: int, folder: RunFolder, ranks: Ranks) -> Archive:
+def open_archive(config: Config, split: Split, store: ShardStore, folder: RunFolder, ranks: Ranks) -> Archive:
     """What `data.archive` holds: as it was listed when the run began, or listed now. A collective."""
     if not config.data.archive or not config.method.uses_unlabelled:
         return Archive()
     path = folder.path / archive.NAME
     if all_sum_nograd(torch.tensor(int(ranks.main and path.is_file()))).item():  # another node may not see it yet
         return archive.read_archive(path)
-    taken = {name.partition("/")[2] for ids in split.parts.values() for name in ids}
-    found = archive.list_archive(config.data.archive, length, taken, ranks.rank, ranks.world)
+    taken = {name.partition("/")[2] for rows in split.rows(store).values() for name in store.ids(rows)}
+    found = archive.list_archive(config.data.archive, store.length, taken, ranks.rank, ranks.world)
     if ranks.main:
         folder.fence.write_json(path, asdict(found))
     return found

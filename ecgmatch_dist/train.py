@@ -218,7 +218,7 @@ def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | Non
             told = f"{folder.path.name}: finished already, test MAP {folder.result().test.map:.4f}"
             print(f"run {place}: {told}" if place else told, flush=True)
         return folder
-    counts = len(split.parts["labelled"]), len(split.parts["unlabelled"])
+    counts = split.size("labelled"), split.size("unlabelled")
     fitted(config, *counts).check_shares(ranks.world)  # `build_run` knows whose labels are unknown, and checks again
     config.method.check_size(*counts)
     if chain is None:

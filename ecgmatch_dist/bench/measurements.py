@@ -42,7 +42,7 @@ def measured(split: Split, path: Path, shards: str, runs: Path | None) -> list[s
     begin = time.perf_counter()
     store = open_store(Config(split=path, shards=shards), split)
     labels = split.all_labels(store)
-    rows = {part: store.rows(ids) for part, ids in split.parts.items()}
+    rows = split.rows(store)
     trees = fit_trees(store, rows["labelled"], labels["labelled"], split.seed)
 
     def reached(part: str) -> str:

@@ -12,7 +12,16 @@ from rich.table import Table
 
 from ecgmatch_dist.bank.memory import step_bytes
 from ecgmatch_dist.capacity.advice import recommend, warnings
-from ecgmatch_dist.capacity.cost import GPUS, USABLE, Cluster, collectives, fits_memory, memory, shard_groups
+from ecgmatch_dist.capacity.cost import (
+    GPUS,
+    USABLE,
+    Cluster,
+    collectives,
+    fits_memory,
+    host_memory,
+    memory,
+    shard_groups,
+)
 from ecgmatch_dist.capacity.timing import binding, enough, scaling, times
 from ecgmatch_dist.errors import UserError
 
@@ -64,6 +73,13 @@ def show(c: Cluster, L: int) -> None:
     console.print(table)
     console.print(
         f"the step is bound by: {binding(c, L)}. With this global batch, more than {enough(c):,} GPUs hardly help.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    host = host_memory(c)
+    console.print(
+        f"memory of a node beside its GPUs: {format_bytes(host.table)} for the table of recordings, which its ranks share, and "
+        f"{format_bytes(host.rank)} for the rows and labels of each rank; split.json has {format_bytes(host.split)}",
         highlight=False,
         soft_wrap=True,
     )

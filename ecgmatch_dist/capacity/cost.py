@@ -20,6 +20,7 @@ from ecgmatch_dist.bank.search import CHUNK, MARGINS, QUERIES
 from ecgmatch_dist.network.backbones.base import LEADS
 from ecgmatch_dist.network.model import build_model
 
+TABLE_ROW = 90  # bytes of manifest.safetensors per recording, with names and patients of ten letters
 USABLE = 0.9  # of a GPU's memory: CUDA, NCCL and the allocator need the rest
 
 
@@ -86,6 +87,22 @@ class Cluster:
     @property
     def half(self) -> bool:
         return self.gpu.bf16 > 0
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of a node's own memory that grow with the archive. `ecgmatch bench archive` measures them."""
+
+    table: int
+    """manifest.safetensors, mapped once for all ranks of the node."""
+    rank: int
+    """Of each rank: the rows of the unlabelled part, which of them have been verified, and their labels."""
+    split: int
+    """The letters of split.json."""
+
+
+def host_memory(c: Cluster) -> HostMemory:
+    return HostMemory(TABLE_ROW * c.bank, (8 + 1 + 2 * c.classes) * c.bank, c.bank)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """Which unit (a patient, or a recording without one) belongs to which part of a split. Only units with labels are drawn."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from iterstrat.ml_stratifiers import MultilabelStratifiedKFold, MultilabelStratifiedShuffleSplit
+from iterstrat.ml_stratifiers import MultilabelStratifiedKFold
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.segments import SEGMENT
+from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.split_file import PARTS
 from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.data.stratify import draw_stratified
+from ecgmatch_dist.data.table import Table
 from ecgmatch_dist.errors import UserError
 
 Protocol = Literal["within", "mix", "cross", "folds", "given"]
@@ -24,13 +27,11 @@ def draw(y: NDArray[np.uint8], fraction: float, random: np.random.RandomState, s
     n = len(y)
     if fraction == 1 or n < 2:
         return np.full(n, fraction == 1)
-    drawn = np.zeros(n, bool)
     if stratified:
-        y = np.column_stack([y, 1 - y]) if y.shape[1] == 1 else y  # the library takes no single column
-        splitter = MultilabelStratifiedShuffleSplit(n_splits=1, test_size=fraction, random_state=random)
-        drawn[next(splitter.split(np.zeros(n), y))[1]] = True
-    else:
-        drawn[random.permutation(n)[: round(n * fraction)]] = True
+        y = np.column_stack([y, 1 - y]) if y.shape[1] == 1 else y  # iterative stratification takes no single column
+        return draw_stratified(y, fraction, random)
+    drawn = np.zeros(n, bool)
+    drawn[random.permutation(n)[: round(n * fraction)]] = True
     return drawn
 
 
@@ -43,16 +44,36 @@ def draw_some(y: NDArray[np.uint8], fraction: float, random: np.random.RandomSta
     return drawn
 
 
-def units_of(store: ShardStore, rows: Ints, patients: dict[str, str] | None = None) -> Ints:
-    """The unit 0..u-1 of each row [n]: its patient, or the recording itself where no patient is known. `patients`: id ->
-    patient, where another source than the manifest knows it."""
-    table = store.manifest.iloc[rows]
-    patient = table["patient"]
-    if patients:
-        patient = table["id"].map(patients).fillna(patient)
-    recording = table["id"].str.replace(SEGMENT, "", regex=True)
-    unit = (table["database"] + "/" + patient).where(patient != "", "/" + recording)
-    return np.asarray(np.unique(unit.to_numpy(str), return_inverse=True)[1], np.int64)
+def units_of(store: ShardStore, rows: Ints, patients: Mapping[str, str] | None = None) -> Ints:
+    """The unit 0..u-1 of each row [n]: its patient, or the recording itself where no patient is known, which come first.
+    `rows`: in the order of their ids; `patients`: id -> patient, where another source than the manifest knows it."""
+    unit = recordings_of(store, rows)
+    names = sorted(store.databases)
+    for i, here, own in store.by_table(rows):
+        number, nobody = patients_of(store.tables[i], store.databases[i], patients or {})
+        patient = number[own].astype(np.int64)
+        first = len(rows) + 2**32 * names.index(store.databases[i])
+        unit[here] = np.where(patient == nobody, unit[here], first + patient)
+    return np.unique(unit, return_inverse=True)[1]
+
+
+def patients_of(table: Table, database: str, patients: Mapping[str, str]) -> tuple[NDArray[np.integer], int]:
+    """The number of each row's patient, in the order of their names [n], and the number of no patient."""
+    told = {name[len(database) + 1 :]: patient for name, patient in patients.items() if name.startswith(f"{database}/")}
+    if not told:
+        return table.codes("patient"), -1 if table.arrays["patient.values"][:1].any() else 0
+    values = table.values("patient")
+    number = {name: n for n, name in enumerate(sorted({"", *values, *told.values()}))}
+    numbers = np.array([number[name] for name in values])[table.codes("patient")]
+    numbers[table.find(list(told))] = [number[name] for name in told.values()]
+    return numbers, 0
+
+
+def recordings_of(store: ShardStore, rows: Ints) -> Ints:
+    """The number of each row's recording, in the order of their ids [n]: pieces of one recording have the same number."""
+    if not any(table.has_segments for table in store.tables):
+        return np.arange(len(rows))
+    return np.unique([recording_of(name) for name in store.ids(rows)], return_inverse=True)[1]
 
 
 def assign_parts(
@@ -94,9 +115,10 @@ def rotate(part: Ints, y: NDArray[np.uint8], fold: int, folds: int, random: np.r
 
 def folds_of(store: ShardStore, rows: Ints, unit: Ints, known: Mask) -> NDArray[np.str_]:
     """The published fold of each unit [u]; empty for a unit without any `known` recording that has none."""
-    fold = store.manifest["fold"].to_numpy(str)[rows]
+    values, numbers = store.coded("fold")
+    fold = np.array(values, str)[numbers[rows]]
     if (missing := (fold == "") & known).any():
-        name = store.manifest["id"].to_numpy(str)[rows][missing][0]
+        name = store.ids(rows[missing][:1])[0]
         raise UserError(f"split folds: {name} has no fold; only databases that publish folds can be split by them")
     fold_of_unit = np.zeros(unit.max(initial=-1) + 1, fold.dtype)
     fold_of_unit[unit[fold != ""]] = fold[fold != ""]

@@ -7,10 +7,10 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 
@@ -30,13 +30,14 @@ from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.manifest import read_rejects as read_rejects_file
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.recordings import find_folder, find_records
-from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.shard import BuiltShard, ShardJob
+from ecgmatch_dist.data.table import NAME, Table, collect, write_table
 from ecgmatch_dist.data.workers import build_shards
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files.atomic import write_json, write_text
+from ecgmatch_dist.files.atomic import write_atomic, write_json, write_text
 from ecgmatch_dist.files.lock import only_one
 from ecgmatch_dist.files.strict import read_object
+from ecgmatch_dist.terminal.waiting import track
 
 LOCK = ".lock"
 
@@ -127,18 +128,16 @@ def _brief(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recipe) -> pd.DataFrame:
-    """Join the shards' tables into manifest.csv and rejects.csv, then write dataset.json. Returns the manifest."""
+def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recipe) -> Table:
+    """Join the shards' tables into manifest.csv, manifest.safetensors and rejects.csv, then write dataset.json."""
     folder, settings, scheme = jobs[0].folder, jobs[0].settings, jobs[0].scheme
-    manifest = pd.concat([read_rows(folder / f"{job.name}.csv") for job in jobs], ignore_index=True)
-    manifest["row"] = range(len(manifest))
-    content = manifest.to_csv(index=False, lineterminator="\n")
     rejects = read_rejects(jobs)
     write_text(folder / "rejects.csv", rejects.to_csv(index=False, lineterminator="\n"))
-    if manifest.empty:
+    if not sum(shard.recordings for shard in shards):
         first = f"{rejects['key'][0]}: {rejects['reason'][0]}" if len(rejects) else "there are none"
         raise UserError(f"not one recording could be kept ({first}); all reasons are in {folder / 'rejects.csv'}")
-    write_text(folder / "manifest.csv", content)
+    table, digest = join(jobs, folder / "manifest.csv")
+    write_table(folder / NAME, table, digest)
     dataset = Dataset(
         database=recipe.database,
         title=recipe.title or recipe.database,
@@ -149,14 +148,37 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recip
         rate=settings.rate,
         length=settings.length,
         preprocess=settings,
-        recordings=len(manifest),
+        recordings=len(table),
         rejected=sum(shard.rejected for shard in shards),
         expected=recipe.expected,
         shards=tuple(ShardEntry(s.name, s.sha256, s.bytes, s.recordings) for s in shards if s.recordings),
-        manifest_sha256=hashlib.sha256(content.encode()).hexdigest(),
+        manifest_sha256=digest,
     )
     write_json(folder / "dataset.json", dataset.to_json())
-    return manifest
+    return table
+
+
+def join(jobs: Sequence[ShardJob], path: Path) -> tuple[Table, str]:
+    """Write the rows of all shards to manifest.csv, one shard after the other. Returns them, and the file's checksum."""
+    digest, tables = hashlib.sha256(), []
+
+    def rows(stream: BinaryIO) -> Iterator[pd.DataFrame]:
+        first = 0
+        for job in track(jobs, "join the tables", len(jobs)):
+            shard = read_rows(job.folder / f"{job.name}.csv")
+            shard["row"] += first
+            text = shard.to_csv(index=False, header=job is jobs[0], lineterminator="\n").encode()
+            digest.update(text)
+            stream.write(text)
+            first += len(shard)
+            yield shard
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as stream:
+            tables.append(collect(rows(stream)))
+
+    write_atomic(path, write)
+    return tables[0], digest.hexdigest()
 
 
 def read_rejects(jobs: Sequence[ShardJob]) -> pd.DataFrame:
@@ -166,17 +188,20 @@ def read_rejects(jobs: Sequence[ShardJob]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"key": [], "reason": []})
 
 
-def summary(manifest: pd.DataFrame, rejects: pd.DataFrame, scheme: LabelScheme) -> str:
+def summary(table: Table, rejects: pd.DataFrame, scheme: LabelScheme) -> str:
     """Counts per class, per reason and per kind of flag."""
-    unknown = int((manifest["codes"] == "").sum())
-    kept = max(len(manifest) - unknown, 1)
-    classes = Counter(name for labels in manifest["labels"] for name in labels.split())
+    unknown, unlabelled = table.counts("codes").get("", 0), table.counts("labels").get("", 0)
+    kept = max(len(table) - unknown, 1)
+    classes: Counter[str] = Counter()
+    for labels, n in table.counts("labels").items():
+        classes.update(dict.fromkeys(labels.split(), n))
     reasons = Counter(reason.partition(":")[0] for reason in rejects["reason"])
-    flags = Counter(kind for flags in manifest["flags"] for kind in {flag.partition(":")[0] for flag in flags.split()})
-    _, ignored = codes_without_class(all_codes(manifest, rejects), scheme)
-    none = int((manifest["codes"] != "").sum() - (manifest["labels"] != "").sum())
+    flags: Counter[str] = Counter()
+    for joined, n in table.counts("flags").items():
+        flags.update({flag.partition(":")[0]: n for flag in joined.split()})
+    _, ignored = codes_without_class(all_codes(table, rejects), scheme)
     lines = [
-        f"labels    {len(manifest) - unknown:,} with a diagnosis ({none:,} of no class), {unknown:,} unknown",
+        f"labels    {len(table) - unknown:,} with a diagnosis ({unlabelled - unknown:,} of no class), {unknown:,} unknown",
         "classes   " + ", ".join(f"{name} {classes[name]:,} ({classes[name] / kept:.1%})" for name in scheme.short),
         "rejected  " + (", ".join(f"{kind} {count:,}" for kind, count in reasons.most_common()) or "none"),
         "ignored   " + (some_codes(ignored) or "none"),
@@ -185,17 +210,18 @@ def summary(manifest: pd.DataFrame, rejects: pd.DataFrame, scheme: LabelScheme) 
     return "\n".join(lines)
 
 
-def all_codes(manifest: pd.DataFrame, rejects: pd.DataFrame) -> list[str]:
+def all_codes(table: Table, rejects: pd.DataFrame) -> Counter[str]:
     """Space-joined codes of the recordings that were kept, and of those that were rejected because of them."""
     reasons = [str(reason) for reason in rejects["reason"] if str(reason).startswith("no class")]
-    return [*manifest["codes"], *(reason.partition(" in ")[2] for reason in reasons if not reason.endswith("no codes"))]
+    rejected = Counter(reason.partition(" in ")[2] for reason in reasons if not reason.endswith("no codes"))
+    return Counter(table.counts("codes")) + rejected
 
 
-def check_labels(jobs: Sequence[ShardJob], manifest: pd.DataFrame) -> list[str]:
+def check_labels(jobs: Sequence[ShardJob], table: Table) -> list[str]:
     """What a person should hear about the labels."""
-    scheme, codes = jobs[0].scheme, all_codes(manifest, read_rejects(jobs))
+    scheme, codes = jobs[0].scheme, all_codes(table, read_rejects(jobs))
     found = complain_about_codes(codes_without_class(codes, scheme)[0])
-    found += complain_about_classes(scheme.states_all(manifest["codes"]), scheme.short)
+    found += complain_about_classes(scheme.states_all(table.values("codes")), scheme.short)
     if jobs[0].annotations is not None:
         listed = {key for job in jobs for key in job.annotations or ()}
         without = [ref.key for job in jobs for ref in job.refs if ref.key not in listed]
@@ -204,7 +230,7 @@ def check_labels(jobs: Sequence[ShardJob], manifest: pd.DataFrame) -> list[str]:
     return found
 
 
-def build(
+def build_table(
     recipe: Recipe,
     raw: Path,
     out: Path,
@@ -214,8 +240,8 @@ def build(
     labels: Path | None = None,
     strict: bool = False,
     elsewhere: Callable[[Sequence[ShardJob]], None] | None = None,
-) -> pd.DataFrame:
-    """Recordings of `recipe` under `raw` -> shards in out/<database>/. Returns the manifest.
+) -> Table:
+    """Recordings of `recipe` under `raw` -> shards in out/<database>/. Returns their table.
 
     `elsewhere` lets other machines write the shards. Those that it leaves out are written here.
     """
@@ -229,7 +255,7 @@ def build(
             if elsewhere:
                 elsewhere(jobs)
             shards = build_shards(jobs, min(workers, len(jobs)))
-            manifest = finish(jobs, shards, recipe)
+            table = finish(jobs, shards, recipe)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
@@ -237,12 +263,17 @@ def build(
             ) from None
         raise UserError(f"{error.filename or folder}: {error.strerror or error}") from None
     seconds, count = time.monotonic() - started, sum(len(job.refs) for job in jobs)
-    kept = manifest["key"].map(recording_of).nunique()
-    pieces = f" as {len(manifest):,} segments" if len(manifest) > kept else ""
+    kept = table.recordings()
+    pieces = f" as {len(table):,} segments" if len(table) > kept else ""
     print(
         f"{recipe.database}: {count:,} recordings -> {kept:,} kept{pieces} in {folder}, "
         f"{count - kept:,} rejected (rejects.csv), {seconds:.1f} s"
     )
-    print(summary(manifest, read_rejects(jobs), jobs[0].scheme))
-    tell(check_labels(jobs, manifest), strict)
-    return manifest
+    print(summary(table, read_rejects(jobs), jobs[0].scheme))
+    tell(check_labels(jobs, table), strict)
+    return table
+
+
+def build(*args: Any, **kwargs: Any) -> pd.DataFrame:
+    """`build_table`, for Python: returns the manifest."""
+    return build_table(*args, **kwargs).frame(slice(None))

@@ -1,6 +1,7 @@
 """card.html: one page about a database's shards, without external links: counts, quality and pictures."""
 
 import base64
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ from ecgmatch_dist.data.index import Dataset
 from ecgmatch_dist.data.labels import known
 from ecgmatch_dist.data.manifest import read_rejects
 from ecgmatch_dist.data.preprocess import LEADS
+from ecgmatch_dist.data.table import Table
 
 MARK = 5
 """Standard deviations drawn as 1 mV."""
@@ -75,12 +77,12 @@ class Picture:
 def render_card(
     folder: Path,
     dataset: Dataset,
-    manifest: pd.DataFrame,
+    table: Table,
     labels: NDArray[np.uint8],
     problems: list[str],
     differences: list[str],
 ) -> str:
-    """The page as HTML. `labels` [n, C], 1, 0 or UNKNOWN, belong to the rows of `manifest`. `differences`: what to look at."""
+    """The page as HTML. `labels` [n, C], 1, 0 or UNKNOWN, belong to the rows of `table`. `differences`: what to look at."""
     is_known = known(labels)
     labels = (labels == 1).astype(np.uint8)
     environment = jinja2.Environment(
@@ -94,8 +96,8 @@ def render_card(
         classes=_classes(dataset, labels[is_known]),
         unknown=int((~is_known).sum()),
         together=_together(dataset, labels),
-        tables=_tables(folder, manifest, labels, is_known),
-        pictures=_pictures(folder, dataset, manifest, labels) if not problems else [],
+        tables=_tables(folder, table, labels, is_known),
+        pictures=_pictures(folder, dataset, table, labels) if not problems else [],
         mark=MARK,
     )
 
@@ -117,26 +119,42 @@ def _together(dataset: Dataset, labels: NDArray[np.uint8]) -> list[TogetherRow]:
 
 
 def _tables(
-    folder: Path, manifest: pd.DataFrame, labels: NDArray[np.uint8], is_known: NDArray[np.bool_]
+    folder: Path, table: Table, labels: NDArray[np.uint8], is_known: NDArray[np.bool_]
 ) -> list[tuple[str, list[tuple[str, int]]]]:
-    seconds = (manifest["samples"] / manifest["rate"]).round().astype(int)
-    flags = Counter(flag for flags in manifest["flags"] for flag in flags.split())
-    ages = pd.to_numeric(manifest["age"], errors="coerce").fillna(-1).clip(-1, 1000).floordiv(10).mul(10).astype(int)
+    rate, samples = table.arrays["rate"], table.arrays["samples"]
+    flags: Counter[str] = Counter()
+    for joined, n in table.counts("flags").items():
+        for flag in joined.split():
+            flags[flag] += n
+    ages: Counter[int] = Counter()
+    for age, n in table.counts("age").items():
+        ages[_decade(age)] += n
+    sexes = Counter(table.counts("sex")).most_common()
     rejects = read_rejects(folder / "rejects.csv")
     reasons = Counter(str(reason).partition(":")[0] for reason in rejects["reason"])
     return [
-        ("Sampling rate", [(f"{rate} Hz", n) for rate, n in _count(manifest["rate"])]),
-        ("Duration", _durations(_count(seconds))),
+        ("Sampling rate", [(f"{rate} Hz", n) for rate, n in _count(rate)]),
+        ("Duration", _durations(_count(np.round(samples / rate)))),
         ("Quality flags", sorted(flags.items(), key=lambda item: _flag_order(item[0]))),
         ("Rejected", reasons.most_common()),
-        ("Classes per recording", [(str(k), n) for k, n in _count(pd.Series(labels[is_known].sum(axis=1)))]),
-        ("Age", [("not known" if a < 0 else f"{a}–{a + 9}", n) for a, n in _count(ages)]),
-        ("Sex", [(str(sex) or "not known", int(n)) for sex, n in manifest["sex"].value_counts().items()]),
+        ("Classes per recording", [(str(k), n) for k, n in _count(labels[is_known].sum(axis=1))]),
+        ("Age", [("not known" if a < 0 else f"{a}–{a + 9}", n) for a, n in sorted(ages.items())]),
+        ("Sex", [(sex or "not known", n) for sex, n in sexes if n]),
     ]
 
 
-def _count(values: pd.Series) -> list[tuple[int, int]]:
-    return sorted((int(value), int(n)) for value, n in values.value_counts().items())  # type: ignore[call-overload]
+def _decade(age: str) -> int:
+    """The first year of the decade; -10: not known."""
+    try:
+        years = float(age)
+    except ValueError:
+        return -10
+    return int(np.clip(years, -1, 1000) // 10 * 10) if years == years else -10
+
+
+def _count(values: NDArray[np.generic]) -> list[tuple[int, int]]:
+    distinct, counts = np.unique(values, return_counts=True)
+    return [(int(value), int(n)) for value, n in zip(distinct, counts, strict=True)]
 
 
 def _durations(rows: list[tuple[int, int]]) -> list[tuple[str, int]]:
@@ -161,15 +179,17 @@ def _flag_order(flag: str) -> tuple[str, int]:
     return kind, LEADS.index(lead) if lead in LEADS else -1
 
 
-def _pictures(folder: Path, dataset: Dataset, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[Picture]:
+def _pictures(folder: Path, dataset: Dataset, table: Table, labels: NDArray[np.uint8]) -> list[Picture]:
     """One recording of each of the first five classes, if possible without another class, and two with flags."""
-    clean = (manifest["flags"] == "").to_numpy()
+    flags, numbers = table.values("flags"), table.codes("flags")
+    clean = np.array([not text for text in flags], np.uint8)[numbers]
+    alone = (labels.sum(axis=1) == 1).astype(np.uint8)
     rows: list[int] = []
     for c in range(min(labels.shape[1], 5)):
-        rows += _first(labels[:, c] * (1 + clean + 2 * (labels.sum(axis=1) == 1)))
-    rows += _first(manifest["flags"].str.contains("flat:").to_numpy())
-    rows += _first(manifest["flags"].str.contains("clipped:|nan|inf").to_numpy())
-    return [_picture(folder, dataset, manifest.iloc[row]) for row in dict.fromkeys(rows)]
+        rows += _first(labels[:, c] * (1 + clean + 2 * alone))
+    for kind in ("flat:", "clipped:|nan|inf"):
+        rows += _first(np.array([bool(re.search(kind, text)) for text in flags])[numbers])
+    return [_picture(folder, dataset, table.frame(slice(row, row + 1)).iloc[0]) for row in dict.fromkeys(rows)]
 
 
 def _first(score: NDArray[np.generic]) -> list[int]:

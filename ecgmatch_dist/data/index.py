@@ -1,4 +1,4 @@
-"""dataset.json: what the shards of a database contain. `read_manifest` reads the table of recordings that belongs to it."""
+"""dataset.json: what the shards of a database contain. `read_table` opens the table of recordings that belongs to it."""
 
 import hashlib
 import re
@@ -7,17 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import tyro
 
 from ecgmatch_dist.data.databases import Expected
 from ecgmatch_dist.data.header_limits import LONGEST, MOST_RATE
+from ecgmatch_dist.data.manifest import CHUNK, MOST, PATTERNS, read_chunks
 from ecgmatch_dist.data.manifest import COLUMNS as COLUMNS
-from ecgmatch_dist.data.manifest import MOST, PATTERNS, parse_rows, read_bytes
 from ecgmatch_dist.data.manifest import REMEDY as REMEDY
 from ecgmatch_dist.data.manifest import read_rows as read_rows
 from ecgmatch_dist.data.preprocess import LEADS, Preprocess
+from ecgmatch_dist.data.table import NAME, Table, collect, open_table, write_table
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import check_format, convert, read_object
+from ecgmatch_dist.terminal.waiting import track
 
 FORMAT = 1
 
@@ -105,13 +109,38 @@ def _faults(dataset: Dataset) -> Iterator[str]:
 
 
 def read_manifest(folder: str | Path, dataset: Dataset | None = None) -> pd.DataFrame:
-    """manifest.csv of one database's shards, whose dataset.json is `dataset` (None: it is read too)."""
-    path = Path(folder) / "manifest.csv"
-    expected = (dataset or read_dataset(folder)).manifest_sha256
-    content = read_bytes(path)
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise UserError(f"{path}: its checksum is not the one in dataset.json: restore it, or build the shards again")
-    return parse_rows(content, path)
+    """manifest.csv of one database's shards, as a whole. `dataset`: what dataset.json holds (None: it is read too)."""
+    return pd.concat(list(manifest_chunks(Path(folder), dataset)), ignore_index=True)
+
+
+def read_table(folder: str | Path, dataset: Dataset | None = None) -> Table:
+    """The recordings of one database's shards: mapped from manifest.safetensors, or read from manifest.csv if there is none."""
+    dataset = dataset or read_dataset(folder)
+    return open_table(Path(folder) / NAME, dataset.manifest_sha256) or collect(manifest_chunks(Path(folder), dataset))
+
+
+def manifest_chunks(folder: Path, dataset: Dataset | None) -> Iterator[pd.DataFrame]:
+    """manifest.csv in pieces, with a bar. Refuses rows that are not in order."""
+    dataset, path, first = dataset or read_dataset(folder), folder / "manifest.csv", 0
+    total = max(1, -(-dataset.recordings // CHUNK))
+    for chunk in track(read_chunks(path, dataset.manifest_sha256), f"read {folder.name}/manifest.csv", total):
+        if (chunk["row"].to_numpy() != np.arange(first, first + len(chunk))).any():
+            raise UserError(f"{path}: rows are not 0 to {dataset.recordings - 1}, one after the other; {REMEDY}")
+        first += len(chunk)
+        yield chunk
+
+
+def write_index(folder: tyro.conf.Positional[Path], /) -> None:
+    """Write manifest.safetensors beside the manifest.csv of shards that have none: what was built before there was the file.
+    Opening a large database is then a matter of seconds, and the ranks of a node share its memory.
+
+    Args:
+        folder: The shards of one database.
+    """
+    dataset = read_dataset(folder)
+    table = collect(manifest_chunks(folder, dataset))
+    write_table(folder / NAME, table, dataset.manifest_sha256)
+    print(f"{folder / NAME}: {len(table):,} recordings, {(folder / NAME).stat().st_size:,} bytes")
 
 
 def file_sha256(path: Path) -> str:

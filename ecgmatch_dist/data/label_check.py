@@ -1,7 +1,7 @@
 """What a person should hear about labels: codes of no class, classes without recordings, names that fit nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,12 @@ SHOWN = 8
 """Codes or names in one line."""
 
 
-def codes_without_class(codes: Iterable[str], scheme: LabelScheme) -> tuple[Counter[str], Counter[str]]:
-    """Space-joined codes of recordings -> the codes that match no class, and those that the scheme ignores on purpose, with
-    their numbers of recordings."""
-    found = Counter(code for joined in codes for code in {*joined.split()} if scheme.has_no_class(code))
+def codes_without_class(codes: Mapping[str, int], scheme: LabelScheme) -> tuple[Counter[str], Counter[str]]:
+    """Space-joined codes, with the number of recordings that have them -> the codes that match no class, and those that the
+    scheme ignores on purpose, with their numbers of recordings."""
+    found: Counter[str] = Counter()
+    for joined, n in codes.items():
+        found.update({code: n for code in {*joined.split()} if n and scheme.has_no_class(code)})
     ignored = Counter({code: n for code, n in found.items() if scheme.is_ignored(code)})
     return found - ignored, ignored
 

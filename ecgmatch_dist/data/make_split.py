@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data import assign
+from ecgmatch_dist.data import assign, split_file
 from ecgmatch_dist.data.assign import (
     Ints,
     Mask,
@@ -26,6 +26,7 @@ from ecgmatch_dist.errors import UserError
 NO_CLASS = 'no class of the scheme (unlabelled = "keep" in the scheme counts them as certainly none)'
 UNKNOWN_TEST = "unknown, in the database to test on"
 UNKNOWN_PATIENT = "unknown, of a patient in validation or test"
+LISTED_PATIENT = "of a patient in the validation or test list"
 
 
 def make_split(
@@ -51,63 +52,64 @@ def make_split(
     seed is `seed + fold`."""
     if not 0 < ratio <= 1:
         raise UserError(f"ratio {ratio:g}: the labelled share of the training part, above 0 and at most 1")
-    rule, ids = load_scheme(scheme), store.manifest["id"].to_numpy(str)
-    codes = labels.codes if labels else {}
+    rule, codes = load_scheme(scheme), labels.codes if labels else {}
     y = labels_of(store, scheme, codes)
-    is_known, database = known(y), store.manifest["database"].to_numpy(str)
-    positive = np.where(y == UNKNOWN, 0, y)
-    place = np.full(len(ids), assign.UNLABELLED)  # the part of each recording, or -1
-    reason = np.full(len(ids), "", object)
-
-    def leave_out(rows: Ints, why: str) -> None:
-        place[rows], reason[rows] = -1, why
-
+    is_known, order, places = known(y), store.order(), Places(len(store))
     if rule.drop_unlabelled:
-        leave_out(np.flatnonzero((y == 0).all(1)), NO_CLASS)
-    rows = np.argsort(ids, kind="stable")
-    rows = rows[(place[rows] >= 0) & ~np.isin(database[rows], unlabelled_databases)]
-    is_test = database[rows] == (test_database or "")
-    rows, test_rows = rows[~is_test], rows[is_test]
-    if protocol == "cross":
-        place[test_rows] = assign.TEST
-        leave_out(test_rows[~is_known[test_rows]], UNKNOWN_TEST)
+        places.leave_out(np.flatnonzero((y == 0).all(1)), NO_CLASS)
 
+    # the test database, and those of which nothing is drawn
+    database = store.database_of(order)
+    whole = [i for i, name in enumerate(store.databases) if name in unlabelled_databases]
+    candidates = (places.part[order] >= 0) & ~np.isin(database, whole)
+    is_test = np.array([name == test_database for name in store.databases])[database]
+    if protocol == "cross":
+        test_rows = order[candidates & is_test]
+        places.part[test_rows] = assign.TEST
+        places.leave_out(test_rows[~is_known[test_rows]], UNKNOWN_TEST)
+    rows = order[candidates & ~is_test]
+
+    # draw units: patients, or recordings without one
     unit = units_of(store, rows, labels.patients if labels else None)
-    y_unit = np.zeros((unit.max(initial=-1) + 1, y.shape[1]), np.uint8)
-    np.maximum.at(y_unit, unit, positive[rows])  # a patient has the labels of all its recordings
+    y_unit = labels_of_units(y, rows, unit)
     drawable = np.zeros(len(y_unit), bool)
     drawable[unit[is_known[rows]]] = True
     random = np.random.RandomState(seed)
     part = np.full(len(y_unit), assign.UNLABELLED)
+    rows_of_list = {name: store.rows(names) for name, names in (listed or {}).items()}
     if protocol == "folds":
         published = folds_of(store, rows, unit, is_known[rows])
         part = assign_by_fold(y_unit, published, drawable, ratio, random, stratified)
     elif protocol == "given":
-        part = assign_given(y_unit, unit, masks_of(listed or {}, ids[rows], is_known[rows]), random, stratified)
+        part = assign_given(y_unit, unit, masks_of(store, rows_of_list, rows, is_known), random, stratified)
     else:
         part[drawable] = assign_parts(y_unit[drawable], protocol, ratio, random, stratified)
     if folds:
         part = rotate(part, y_unit, fold, folds, random)
-    place[rows] = part[unit]
+
+    # from units to recordings: what nobody has looked at is unlabelled
+    places.part[rows] = part[unit]
     unseen = rows[~is_known[rows]]
-    place[unseen[place[unseen] == assign.LABELLED]] = assign.UNLABELLED
-    leave_out(unseen[place[unseen] != assign.UNLABELLED], UNKNOWN_PATIENT)
+    places.part[unseen[places.part[unseen] == assign.LABELLED]] = assign.UNLABELLED
+    places.leave_out(unseen[places.part[unseen] != assign.UNLABELLED], UNKNOWN_PATIENT)
     if (
         protocol == "given"
-    ):  # the rest of a listed patient's recordings: training goes to unlabelled, the rest is left out
-        named = np.isin(ids, [name for some in (listed or {}).values() for name in some])
-        place[~named & (place == assign.LABELLED)] = assign.UNLABELLED
-        leave_out(np.flatnonzero(~named & (place > assign.UNLABELLED)), "of a patient in the validation or test list")
+    ):  # the other recordings of listed patients: training goes to unlabelled, the rest is left out
+        named = np.zeros(len(store), bool)
+        named[np.concatenate(list(rows_of_list.values()))] = True
+        places.part[~named & (places.part == assign.LABELLED)] = assign.UNLABELLED
+        places.leave_out(np.flatnonzero(~named & (places.part > assign.UNLABELLED)), LISTED_PATIENT)
 
-    order = np.argsort(ids, kind="stable")
-    rows_of = {name: order[place[order] == i] for i, name in enumerate(PARTS)}
-    check_filled(rows_of, ratio, int((place >= 0).sum()))
-    parts = {part: ids[some].tolist() for part, some in rows_of.items()}
+    rows_of = {name: order[places.part[order] == i] for i, name in enumerate(PARTS)}
+    check_filled(rows_of, ratio, int((places.part >= 0).sum()))
     found = {part: y[some] for part, some in rows_of.items()}
     check_annotated(found["labelled"], rule.short)
     hidden = unannotated(found, rule.short)
-    needs_labels = bool(labels or hidden or protocol == "given" or unlabelled_databases or scheme.endswith(".toml"))
-    why = {str(w): int(n) for w, n in zip(*np.unique(reason[place < 0].astype(str), return_counts=True), strict=True)}
+    large = len(store) > split_file.MOST_NAMES
+    parts = {} if large else {part: store.ids(some) for part, some in rows_of.items()}
+    needs_labels = bool(
+        large or labels or hidden or protocol == "given" or unlabelled_databases or scheme.endswith(".toml")
+    )
     split = Split(
         name=name
         or split_name(
@@ -123,31 +125,64 @@ def make_split(
         parts=parts,
         counts={part: count(some, rule.short) for part, some in found.items()},
         manifests={name: store.datasets[name].manifest_sha256 for name in sorted(store.databases)},
-        format=2 if needs_labels else 1,
+        format=3 if large else 2 if needs_labels else 1,
         label_file=labels.name if labels else "",
         label_file_sha256=labels.sha256 if labels else "",
         codes=codes,
         labels_sha256=hash_labels(parts, found) if needs_labels else "",
         unannotated=hidden,
-        left_out=why if needs_labels else {},
+        left_out=places.left_out() if needs_labels else {},
+        letters=places.letters(store) if large else {},
     ).sealed()
     split.check_parts(split.name)
     return split
 
 
-def masks_of(listed: Mapping[str, Sequence[str]], ids: NDArray[np.str_], is_known: Mask) -> dict[str, Mask]:
-    """Part -> the rows [n] that its list names. Refuses recordings in two lists, and those that have no label."""
+class Places:
+    """The part of each recording of the store: an index of PARTS, or -1, and why it has none."""
+
+    def __init__(self, n: int) -> None:
+        self.part = np.full(n, assign.UNLABELLED, np.int8)
+        self._reason = np.zeros(n, np.uint8)
+        self._reasons: list[str] = []
+
+    def leave_out(self, rows: Ints, reason: str) -> None:
+        self.part[rows], self._reason[rows] = -1, len(self._reasons)
+        self._reasons.append(reason)
+
+    def left_out(self) -> dict[str, int]:
+        """Reason -> recordings."""
+        counts = np.bincount(self._reason[self.part < 0], minlength=len(self._reasons)).tolist()
+        return {reason: n for reason, n in sorted(zip(self._reasons, counts, strict=True)) if n}
+
+    def letters(self, store: ShardStore) -> dict[str, str]:
+        """Of each database, as a split of format 3 holds them."""
+        every = np.frombuffer(split_file.LETTERS.encode(), np.uint8)[self.part]  # -1 is the last one
+        return {
+            name: every[start:stop].tobytes().decode()
+            for name, start, stop in sorted(zip(store.databases, store.starts[:-1], store.starts[1:], strict=True))
+        }
+
+
+def labels_of_units(y: NDArray[np.uint8], rows: Ints, unit: Ints) -> NDArray[np.uint8]:
+    """Labels y [N, C] of recordings -> [u, C] of units: a patient has the labels of all its recordings, and unknown is none."""
+    units = int(unit.max(initial=-1)) + 1
+    columns = [np.bincount(unit[y[rows, c] == 1], minlength=units) > 0 for c in range(y.shape[1])]
+    return np.column_stack(columns).astype(np.uint8)
+
+
+def masks_of(store: ShardStore, listed: Mapping[str, Ints], rows: Ints, is_known: Mask) -> dict[str, Mask]:
+    """Part -> which of the `rows` [n] its list names. Refuses recordings in two lists, and those that have no label."""
     masks: dict[str, Mask] = {}
-    for part, names in listed.items():
-        masks[part] = np.isin(ids, names)
+    for part, some in listed.items():
+        masks[part] = np.isin(rows, some)
         for other, mask in masks.items():
-            if other != part and (mask & masks[part]).any():
-                raise UserError(f"split given: {ids[mask & masks[part]][0]} is in the lists {other} and {part}")
-        if (masks[part] & ~is_known).any():
-            unknown = ids[masks[part] & ~is_known]
+            if other != part and (both := rows[mask & masks[part]]).size:
+                raise UserError(f"split given: {store.ids(both[:1])[0]} is in the lists {other} and {part}")
+        if (unknown := rows[masks[part] & ~is_known[rows]]).size:
             raise UserError(
-                f"split given: {len(unknown):,} recordings of the {part} list have no label ({unknown[0]}, ...); "
-                "give them with --labels, or take them from the list"
+                f"split given: {len(unknown):,} recordings of the {part} list have no label "
+                f"({store.ids(unknown[:1])[0]}, ...); give them with --labels, or take them from the list"
             )
     return masks
 

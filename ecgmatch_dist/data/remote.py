@@ -19,14 +19,15 @@ from typing import Any
 import aiohttp
 import fsspec
 
-from ecgmatch_dist.data.index import file_sha256
+from ecgmatch_dist.data.index import file_sha256, read_dataset
+from ecgmatch_dist.data.table import NAME, manifest_of
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.lock import is_free, locked
 
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss")
 NETWORK_ERRORS = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
 LARGEST_TABLE = 2**36
-"""Bytes of dataset.json or manifest.csv: 64 GiB are some hundred million recordings. A server may never end."""
+"""Bytes of dataset.json or of the table: 64 GiB are some hundred million recordings. A server may never end."""
 SLOWEST, PATIENCE = 1024, 60.0
 """Bytes per second, on average, after so many seconds; a slower server holds a run up for ever."""
 ATTEMPTS = 3
@@ -70,6 +71,10 @@ class Shard:
     recordings: int
 
 
+class NotThere(UserError):
+    """The server has no such file."""
+
+
 class LocalFolder:
     """Shards in a folder of this machine."""
 
@@ -79,7 +84,7 @@ class LocalFolder:
         self.root = root
 
     def folder(self, database: str) -> Path:
-        """The folder with dataset.json and manifest.csv of a database."""
+        """The folder with dataset.json and the table of a database."""
         if not self.root.is_dir():
             raise UserError(f"{self.root}: no such folder of shards; `ecgmatch shards build` makes it")
         if not (self.root / database / "dataset.json").is_file():
@@ -114,14 +119,24 @@ class RemoteFolder:
             raise UserError(f"{cache}: the cache for remote shards cannot be made: {error.strerror}") from error
 
     def folder(self, database: str) -> Path:
-        """Fetch dataset.json and manifest.csv of a database. Returns their folder in the cache."""
+        """Fetch dataset.json and the table of a database. Returns their folder in the cache."""
         folder = self.meta / database
         folder.mkdir(exist_ok=True)
-        for name in ("dataset.json", "manifest.csv"):
-            part = folder / f"{name}.{uuid.uuid4().hex}.part"
-            self._download(f"{database}/{name}", part, LARGEST_TABLE)
-            os.replace(part, folder / name)
+        with locked(folder / ".lock"):  # the ranks of a node fetch a table once, and map the same file
+            self._fetch_table(f"{database}/dataset.json", folder / "dataset.json")
+            expected, table = read_dataset(folder).manifest_sha256, folder / NAME
+            if manifest_of(table) != expected:
+                with contextlib.suppress(NotThere):  # shards that were built before there was the file
+                    self._fetch_table(f"{database}/{NAME}", table)
+            if manifest_of(table) != expected:  # some servers answer with a page for what they do not have
+                table.unlink(missing_ok=True)
+                self._fetch_table(f"{database}/manifest.csv", folder / "manifest.csv")
         return folder
+
+    def _fetch_table(self, name: str, to: Path) -> None:
+        part = to.with_name(f"{to.name}.{uuid.uuid4().hex}.part")
+        self._download(name, part, LARGEST_TABLE)
+        os.replace(part, to)
 
     def where(self, shard: Shard) -> str:
         return f"{self.url}/{shard.database}/{shard.name}"
@@ -202,7 +217,7 @@ class RemoteFolder:
             except ImportError as error:
                 raise UserError(f"{self.url}: {error} (pip install 'ecgmatch-dist[s3]' for s3://)") from error
             except FileNotFoundError as error:
-                raise UserError(f"{self.url}/{name}: not found") from error
+                raise NotThere(f"{self.url}/{name}: not found") from error
             except NETWORK_ERRORS as error:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise UserError(f"{to.parent}: no space left for the cache; make it smaller or move it") from error

@@ -41,7 +41,7 @@ def show(split: Split, store: ShardStore, path: Path, console: Console) -> None:
 
 def accounting(split: Split, kept: int) -> list[str]:
     """kept = labelled + unlabelled + validation + test + left out, and why."""
-    sizes = [len(split.parts[part]) for part in PARTS]
+    sizes = [split.size(part) for part in PARTS]
     out = kept - sum(sizes)
     parts = " + ".join(f"{n:,} {part}" for part, n in zip(PARTS, sizes, strict=True))
     lines = [f"{kept:,} recordings in the shards = {parts} + {out:,} left out"]

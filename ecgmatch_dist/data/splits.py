@@ -8,10 +8,12 @@ Labelled, validation and test recordings are drawn from those with labels; recor
 All recordings of a patient stay in one part, except that unknown recordings of a labelled patient are unlabelled.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 from rich.console import Console
 
@@ -80,7 +82,7 @@ def read_lists(store: ShardStore, lists: dict[str, Path | None], complaints: lis
     found = {}
     for part, path in lists.items():
         if path is not None:
-            found[part], strangers = read_names(path, store.manifest["id"])
+            found[part], strangers = read_names(path, store.ids())
             complaints += complain_about_names(f"names in {path.name} have no recording", strangers)
     return found
 
@@ -121,7 +123,7 @@ def split_shards(
         raise UserError(f"the databases have different label schemes ({schemes}): choose one with --scheme")
     scheme = scheme or next(iter(schemes.values()))
     complaints: list[str] = []
-    file = read_label_file(labels, store.manifest["id"], load_scheme(scheme)) if labels else None
+    file = read_label_file(labels, store.ids(), load_scheme(scheme)) if labels else None
     tests = {"test": Path(test) if test else None}
     listed = (
         read_lists(store, {"labelled": labelled, "validation": validation, **tests}, complaints) if labelled else None
@@ -160,14 +162,17 @@ def split_shards(
 
 def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list[str]:
     """What a person should hear about the labels before a split is made from them."""
-    rule, codes = load_scheme(scheme), codes_of(store, file.codes if file else None)
-    found = complain_about_codes(codes_without_class(codes, rule)[0])
+    rule, (values, numbers) = load_scheme(scheme), codes_of(store, file.codes if file else None)
+    counts: Counter[str] = Counter()
+    for codes, n in zip(values, np.bincount(numbers, minlength=len(values)).tolist(), strict=True):
+        counts[codes] += n  # two databases may have the same codes
+    found = complain_about_codes(codes_without_class(counts, rule)[0])
     found += complain_about_classes(labels_of(store, scheme, file.codes if file else None), rule.short)
     if file:
         found += complain_about_names(f"rows of {file.name} have no recording", file.strangers)
-        mine = store.manifest["database"].isin(file.codes)
-        without = store.manifest["id"][mine & (codes == "")]
-        found += complain_about_names(f"recordings have no label in {file.name}", without.tolist())
+        mine = np.array([name in file.codes for name in store.databases])[store.database_of(np.arange(len(store)))]
+        without = np.flatnonzero(mine & np.array([not codes for codes in values])[numbers])
+        found += complain_about_names(f"recordings have no label in {file.name}", store.ids(without))
     return found
 
 

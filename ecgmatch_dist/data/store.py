@@ -5,18 +5,19 @@ import io
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.index import REMEDY, Dataset, read_dataset, read_manifest
+from ecgmatch_dist.data.index import REMEDY, Dataset, read_dataset, read_table
 from ecgmatch_dist.data.remote import LocalFolder, RemoteFolder, Shard, plain_name, scheme_of
+from ecgmatch_dist.data.table import Table, pieces
 from ecgmatch_dist.errors import UserError
 
 V = 12
@@ -58,56 +59,113 @@ class ShardStore:
         self.databases = tuple(databases)
         self.datasets: dict[str, Dataset] = {}
         self.shards: list[Shard] = []
-        manifests, number = [], {}
+        self.tables: list[Table] = []
+        self._numbers: list[Ints] = []
+        """Of each database: from the number of a shard in its table to that in `shards`."""
         for database in databases:
             folder = self.source.folder(plain_name(database, root))
             dataset = read_dataset(folder)
-            manifest = read_manifest(folder, dataset)
-            self.datasets[database] = dataset
-            for shard in shards_of(dataset, manifest, database, folder):
-                number[database, shard.name] = len(self.shards)
+            table = read_table(folder, dataset)
+            number = {}
+            for shard in shards_of(dataset, table, database, folder):
+                number[shard.name] = len(self.shards)
                 self.shards.append(shard)
-            manifests.append(manifest.assign(id=database + "/" + manifest["key"]))
+            if repeated := table.repeated():
+                raise UserError(f"{root}: two recordings are called {database}/{repeated}")
+            self.datasets[database] = dataset
+            self.tables.append(table)
+            self._numbers.append(np.array([number.get(name, -1) for name in table.values("shard")], np.int64))
         for field in ("rate", "length", "preprocess"):
             self._check_common(field)
         first = self.datasets[databases[0]]
         self.rate, self.length, self.preprocess = first.rate, first.length, first.preprocess
-        self.manifest = pd.concat(manifests, ignore_index=True)
-        # A fifth of the memory of the texts, and all that is needed of them.
-        self._sha256 = np.frombuffer(bytes.fromhex("".join(self.manifest.pop("sha256"))), "V32")
-        self._verified = np.zeros(len(self.manifest), bool)
-        pairs = zip(self.manifest["database"], self.manifest["shard"], strict=True)
-        self._shard = np.fromiter((number[pair] for pair in pairs), np.int64, len(self.manifest))
-        self._offset = self.manifest["offset"].to_numpy(np.int64)
-        self._first = dict(zip(self._shard[::-1].tolist(), self._offset[::-1].tolist(), strict=True))  # of each shard
-        self._index = pd.Index(self.manifest["id"])
-        if self._index.has_duplicates:
-            raise UserError(f"{root}: two recordings are called {self._index[self._index.duplicated()][0]}")
+        self.starts = np.cumsum([0, *map(len, self.tables)])
+        """The first row of each database, and the number of all rows."""
+        self._verified = np.zeros(len(self), bool)
+        self._first = dict(self._first_offsets())
         self._check_sizes()
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._offset)
+        return int(self.starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_files", "_lock")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_files", "_lock", "manifest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _lock=threading.Lock())
 
+    @cached_property
+    def manifest(self) -> pd.DataFrame:
+        """All columns of all recordings but the checksums, with their ids: for people. It takes a kilobyte per recording."""
+        frames = [table.frame(slice(None)).drop(columns="sha256") for table in self.tables]
+        whole = pd.concat(frames, ignore_index=True)
+        return whole.assign(id=whole["database"] + "/" + whole["key"])
+
+    def by_table(self, rows: Ints) -> Iterator[tuple[int, NDArray[np.bool_] | slice, Ints]]:
+        """Number of a database, which of the `rows` are in it, and their rows in its table."""
+        if len(self.tables) == 1:
+            yield 0, slice(None), rows
+            return
+        where = np.searchsorted(self.starts, rows, side="right") - 1
+        for i, start in enumerate(self.starts[:-1]):
+            here = where == i
+            yield i, here, rows[here] - start
+
     def rows(self, ids: Sequence[str]) -> Ints:
         """Ids "database/key" -> rows of the store [n]."""
-        rows = self._index.get_indexer(pd.Index(ids, dtype=self._index.dtype))
+        rows = np.full(len(ids), -1)
+        names = [name.partition("/") for name in ids]
+        for i, database in enumerate(self.databases):
+            own = [n for n, name in enumerate(names) if name[0] == database]
+            found = self.tables[i].find([names[n][2] for n in own])
+            rows[own] = np.where(found < 0, -1, found + self.starts[i])
         if (missing := np.flatnonzero(rows < 0)).size:
             raise UserError(
                 f"{ids[missing[0]]}: not in these shards ({missing.size:,} of {len(ids):,} ids are missing)"
             )
-        return np.asarray(rows, np.int64)
+        return rows
+
+    def ids(self, rows: Ints | None = None) -> list[str]:
+        """database/key of the rows [n], or of all."""
+        if rows is None:
+            return [f"{d}/{key}" for d, table in zip(self.databases, self.tables, strict=True) for key in table.names()]
+        names = np.empty(len(rows), object)
+        for i, here, own in self.by_table(np.asarray(rows, np.int64)):
+            names[here] = [f"{self.databases[i]}/{key}" for key in self.tables[i].names(own)]
+        return list(names)
+
+    def order(self) -> Ints:
+        """All rows in the order of their ids [N]: a "/" comes before every letter of a name."""
+        numbered = sorted(range(len(self.databases)), key=lambda i: self.databases[i])
+        return np.concatenate([self.starts[i] + self.tables[i].order() for i in numbered])
+
+    def coded(self, name: str) -> tuple[list[str], NDArray[np.int32]]:
+        """A text column: its values, sorted within each database and one database after the other, and their numbers [N]."""
+        values: list[str] = []
+        numbers = np.empty(len(self), np.int32)
+        for table, start in zip(self.tables, self.starts[:-1], strict=True):
+            np.add(table.codes(name), len(values), out=numbers[start : start + len(table)], casting="unsafe")
+            values += table.values(name)
+        return values, numbers
+
+    def database_of(self, rows: Ints) -> Ints:
+        """The number of each row's database in `databases` [n]."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
 
     def shards_of_rows(self, rows: Ints) -> Ints:
         """The number of the shard of each row [n]: an index of `.shards`."""
-        return self._shard[rows]
+        shards = np.empty(len(rows), np.int64)
+        for i, here, own in self.by_table(rows):
+            shards[here] = self._numbers[i][self.tables[i].codes("shard")[own]]
+        return shards
+
+    def _places(self, rows: Ints) -> "_Places":
+        offsets, digests = np.empty(len(rows), np.int64), np.empty((len(rows), 32), np.uint8)
+        for i, here, own in self.by_table(rows):
+            offsets[here], digests[here] = self.tables[i].offset[own], self.tables[i].sha256[own]
+        return _Places(self.shards_of_rows(rows), offsets, digests)
 
     def read(
         self, rows: Ints, out: NDArray[np.float16] | None = None, pool: Executor | None = None
@@ -121,30 +179,30 @@ class ShardStore:
         assert out.dtype == np.float16
         assert out.flags.c_contiguous
         places = out.view(np.uint8).reshape(len(rows), V * self.length * 2)
-        order = np.lexsort((self._offset[rows], self._shard[rows]))  # of the files, not of the batch
+        where = self._places(rows)
+        order = np.lexsort((where.offsets, where.shards))  # of the files, not of the batch
         if pool is None or len(rows) <= PIECE:
-            self._read_into(places, rows, order)
+            self._read_into(places, rows, where, order)
         else:
-            pieces = np.array_split(order, min(PIECES, -(-len(rows) // PIECE)))
-            deque(pool.map(partial(self._read_into, places, rows), pieces), maxlen=0)  # raises their errors
+            shares = np.array_split(order, min(PIECES, -(-len(rows) // PIECE)))
+            deque(pool.map(partial(self._read_into, places, rows, where), shares), maxlen=0)  # raises their errors
         return out
 
-    def _read_into(self, places: NDArray[np.uint8], rows: Ints, which: NDArray[np.intp]) -> None:
+    def _read_into(self, places: NDArray[np.uint8], rows: Ints, where: "_Places", which: NDArray[np.intp]) -> None:
         """Read rows[i] to places[i] for each i in `which`, one after the other."""
         file, opened = None, -1
         for i in which.tolist():
-            row = int(rows[i])
-            if file is None or opened != self._shard[row]:
-                opened = int(self._shard[row])
+            if file is None or opened != where.shards[i]:
+                opened = int(where.shards[i])
                 file = self._open(opened)
-            file.read_into(places[i], int(self._offset[row]))
-            if self.check or not self._verified[row]:
-                self._verify(row, places[i], file.name)
+            file.read_into(places[i], int(where.offsets[i]))
+            if self.check or not self._verified[rows[i]]:
+                self._verify(int(rows[i]), places[i], where.digests[i].tobytes(), file.name)
 
-    def _verify(self, row: int, data: NDArray[np.uint8], where: str) -> None:
+    def _verify(self, row: int, data: NDArray[np.uint8], promised: bytes, where: str) -> None:
         """Raise unless these are the bytes that the manifest promises: a shard may be damaged, or changed under a run."""
-        if hashlib.sha256(data.data).digest() != self._sha256[row].tobytes():
-            name = self.manifest["id"].iat[row]
+        if hashlib.sha256(data.data).digest() != promised:
+            name = self.ids(np.array([row]))[0]
             raise UserError(f"{where}: the checksum of {name} is wrong: its bytes are not those of the build; {REMEDY}")
         self._verified[row] = True
 
@@ -159,15 +217,25 @@ class ShardStore:
         if isinstance(self.source, RemoteFolder):
             self.source.fetch(self.shards[shard])
 
+    def _first_offsets(self) -> Iterator[tuple[int, int]]:
+        """Number of a shard, and the offset of its first recording."""
+        for table, number in zip(self.tables, self._numbers, strict=True):
+            shard = number[table.codes("shard")]
+            begins = np.flatnonzero(np.diff(shard, prepend=-1))[::-1]  # a shard's first row comes last, and counts
+            yield from zip(shard[begins].tolist(), table.offset[begins].tolist(), strict=True)
+
     def _check_sizes(self) -> None:
         """Every recording is inside its shard, and the shard's file is as long as dataset.json says."""
-        ends = np.array([shard.bytes for shard in self.shards])[self._shard]
-        outside = (self._offset < NPY_HEADER) | (self._offset + V * self.length * 2 > ends)
-        if (bad := np.flatnonzero(outside)).size:
-            row = self.manifest.iloc[int(bad[0])]
-            raise UserError(
-                f"{row['database']}/{row['shard']}: manifest.csv does not match the tar at {row['key']}; {REMEDY}"
-            )
+        ends = np.array([shard.bytes for shard in self.shards])
+        for database, table, number in zip(self.databases, self.tables, self._numbers, strict=True):
+            for piece in pieces(len(table)):
+                offset, where = table.offset[piece], number[table.codes("shard")[piece]]
+                outside = (offset < NPY_HEADER) | (offset + V * self.length * 2 > ends[where])
+                if outside.any():
+                    bad = int(outside.argmax())
+                    name = table.names(slice(piece.start + bad, piece.start + bad + 1))[0]
+                    tar = self.shards[int(where[bad])].name
+                    raise UserError(f"{database}/{tar}: manifest.csv does not match the tar at {name}; {REMEDY}")
         if isinstance(self.source, LocalFolder):
             for shard in self.shards:
                 path = Path(self.source.where(shard))
@@ -196,6 +264,14 @@ class ShardStore:
                 while len(self._files) > KEEP_OPEN:
                     del self._files[next(iter(self._files))]
         return file
+
+
+class _Places(NamedTuple):
+    """Where some recordings are, and their checksums."""
+
+    shards: Ints
+    offsets: Ints
+    digests: NDArray[np.uint8]
 
 
 class _File:
@@ -231,16 +307,15 @@ class _File:
             )
 
 
-def shards_of(dataset: Dataset, manifest: pd.DataFrame, database: str, folder: Path) -> list[Shard]:
+def shards_of(dataset: Dataset, table: Table, database: str, folder: Path) -> list[Shard]:
     """The shards that dataset.json lists. Refuses a manifest that is not consistent with it."""
-    expected = {"database": database, "dtype": "float16", "recordings": len(manifest)}
+    expected = {"database": database, "dtype": "float16", "recordings": len(table)}
     for field, value in expected.items():
         if (found := getattr(dataset, field)) != value:
             raise UserError(f"{folder}/dataset.json: {field} is {found!r}, expected {value!r}; {REMEDY}")
     shards = [Shard(database, plain_name(s.name, folder), s.sha256, s.bytes, s.recordings) for s in dataset.shards]
-    counts = manifest["shard"].value_counts().to_dict()
-    if counts != {shard.name: shard.recordings for shard in shards if shard.recordings}:
+    if table.counts("shard") != {shard.name: shard.recordings for shard in shards if shard.recordings}:
         raise UserError(f"{folder}: manifest.csv and dataset.json differ in shards or their counts; {REMEDY}")
-    if (manifest["database"] != database).any() or not np.array_equal(manifest["row"], np.arange(len(manifest))):
-        raise UserError(f"{folder}/manifest.csv: rows are not 0..{len(manifest) - 1} of `{database}`; {REMEDY}")
+    if {*table.counts("database")} != {database}:
+        raise UserError(f"{folder}/manifest.csv: not all recordings are of `{database}`; {REMEDY}")
     return shards

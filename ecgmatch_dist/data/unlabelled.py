@@ -33,7 +33,7 @@ def shards_of_part(store: ShardStore, rows: Ints) -> list[WebShard]:
     """The tars of a store, with the ids of those recordings that are in the part `rows` [N]."""
     ids: list[dict[str, int]] = [{} for _ in store.shards]
     places = np.argsort(rows, kind="stable")  # rows of a store are in the order of its tars
-    keys = store.manifest["key"].to_numpy()[rows]
-    for place, shard in zip(places.tolist(), store.shards_of_rows(rows[places]).tolist(), strict=True):
-        ids[shard][keys[place]] = place
+    names = store.ids(rows[places])
+    for name, place, shard in zip(names, places.tolist(), store.shards_of_rows(rows[places]).tolist(), strict=True):
+        ids[shard][name.partition("/")[2]] = place
     return [WebShard(store.source.where(shard), found) for shard, found in zip(store.shards, ids, strict=True)]

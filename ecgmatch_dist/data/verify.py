@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import pandas as pd
 import tyro
 from numpy.typing import NDArray
-from rich.progress import track
 
 from ecgmatch_dist.data.card import render_card
-from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, read_dataset, read_manifest
+from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, manifest_chunks, read_dataset, read_table
 from ecgmatch_dist.data.label_check import codes_without_class, complain_about_classes, complain_about_codes
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.modes import compare_modes, table
-from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.shard import npy_header
+from ecgmatch_dist.data.table import NAME, Ints, Table
 from ecgmatch_dist.data.tars import tar_samples
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.files.plain import plain_line
+from ecgmatch_dist.terminal.waiting import track
 
 
 @dataclass(frozen=True)
@@ -63,23 +62,26 @@ class Entry(NamedTuple):
 def verify(folder: Path, cards: Path | None = None) -> Verification:
     """Check the shards of one database and write card.html, or <cards>/<database>.html."""
     dataset = read_dataset(folder)
-    manifest = read_manifest(folder, dataset)
+    table = read_table(folder, dataset)
     scheme = load_scheme(dataset.scheme)
-    labels = scheme.states_all(manifest["codes"])
-    problems = _check_manifest(folder, dataset, manifest)
+    codes = table.values("codes")
+    labels = scheme.states_all(codes)[table.codes("codes")]
+    problems = _check_table(folder, dataset, table)
     if dataset.classes and (dataset.classes, dataset.class_names) != (scheme.short, scheme.classes):
         problems.append(
             f"dataset.json: its classes are {' '.join(dataset.classes)}, the scheme's {' '.join(scheme.short)}"
         )
     dataset = replace(dataset, classes=scheme.short, class_names=scheme.classes)
-    problems += _check_labels(dataset, manifest, scheme.encode_all(manifest["codes"]))
-    doubts = complain_about_codes(codes_without_class(manifest["codes"], scheme)[0])
+    problems += _check_labels(table, [" ".join(scheme.names(label)) for label in scheme.encode_all(codes)])
+    doubts = complain_about_codes(codes_without_class(table.counts("codes"), scheme)[0])
     doubts += complain_about_classes(labels, scheme.short)
-    by_shard = dict(list(manifest.groupby("shard", sort=False)))
-    for shard in track(dataset.shards, dataset.database, transient=True, disable=not sys.stderr.isatty()):
-        problems += _check_shard(folder, shard, by_shard.get(shard.name, manifest.iloc[:0]), dataset.length)
-    differences = _differences(dataset, labels, manifest["key"].map(recording_of).nunique())
-    page = render_card(folder, dataset, manifest, labels, problems, [*differences, *doubts])
+    if (folder / NAME).exists() and table.path is None:
+        doubts.append(f"{NAME} is of another manifest.csv and is not used; make it again with `ecgmatch shards index`")
+    rows_of = _rows_by_shard(table)
+    for shard in track(dataset.shards, dataset.database, len(dataset.shards)):
+        problems += _check_shard(folder, shard, table, rows_of.get(shard.name, np.zeros(0, np.int64)), dataset.length)
+    differences = _differences(dataset, labels, table.recordings())
+    page = render_card(folder, dataset, table, labels, problems, [*differences, *doubts])
     card = cards / f"{dataset.database}.html" if cards else folder / "card.html"
     try:
         card.parent.mkdir(parents=True, exist_ok=True)
@@ -87,55 +89,82 @@ def verify(folder: Path, cards: Path | None = None) -> Verification:
     except OSError as error:
         if cards or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return Verification(len(manifest), problems, differences, doubts, None)  # shards of a cluster may only be read
-    return Verification(len(manifest), problems, differences, doubts, card)
+        return Verification(len(table), problems, differences, doubts, None)  # shards of a cluster may only be read
+    return Verification(len(table), problems, differences, doubts, card)
 
 
-def _check_manifest(folder: Path, dataset: Dataset, manifest: pd.DataFrame) -> list[str]:
+def _check_table(folder: Path, dataset: Dataset, table: Table) -> list[str]:
     problems = []
-    if manifest["row"].tolist() != list(range(dataset.recordings)):
-        problems.append(f"manifest.csv: rows are not 0 to {dataset.recordings - 1}, the recordings of dataset.json")
-    if manifest["key"].duplicated().any():
-        problems.append(f"manifest.csv: {manifest['key'][manifest['key'].duplicated()].iloc[0]} is there twice")
-    if (manifest["database"] != dataset.database).any():
+    if len(table) != dataset.recordings:
+        problems.append(f"manifest.csv: {len(table)} rows, but dataset.json has {dataset.recordings} recordings")
+    if name := table.repeated():
+        problems.append(f"manifest.csv: {name} is there twice")
+    if {*table.values("database")} - {dataset.database}:
         problems.append(f"manifest.csv: recordings of another database than {dataset.database}")
     listed = [shard.name for shard in dataset.shards]
-    for name in sorted({*manifest["shard"]} - {*listed}):
+    for name in sorted({*table.values("shard")} - {*listed}):
         problems.append(f"{name}: in manifest.csv, but not in dataset.json")
     for path in sorted(folder.glob("*.tar")):
         if path.name not in listed:
             problems.append(f"{path.name}: in the folder, but not in dataset.json")
-    return problems
+    return problems + _compare(folder, dataset, table)
 
 
-def _check_labels(dataset: Dataset, manifest: pd.DataFrame, labels: NDArray[np.uint8]) -> list[str]:
-    short = np.array(dataset.classes)
-    return [
-        f"{key}: labelled `{stored}`, but its codes give `{' '.join(short[label == 1])}`"
-        for key, stored, label in zip(manifest["key"], manifest["labels"], labels, strict=True)
-        if stored != " ".join(short[label == 1])
-    ]
+def _compare(folder: Path, dataset: Dataset, table: Table) -> list[str]:
+    """A mapped table must say what manifest.csv says."""
+    first = 0
+    for chunk in manifest_chunks(folder, dataset) if table.path else ():
+        own = table.frame(slice(first, first + len(chunk)))
+        same = len(own) == len(chunk) and (own.to_numpy() == chunk.to_numpy()).all(1)
+        if not np.all(same):
+            row = first + int(np.argmin(same))
+            return [f"{NAME}: row {row} is not that of manifest.csv; make it again with `ecgmatch shards index`"]
+        first += len(chunk)
+    return [f"{NAME}: it has more rows than manifest.csv"] if table.path and first != len(table) else []
 
 
-def _check_shard(folder: Path, shard: ShardEntry, rows: pd.DataFrame, length: int) -> list[str]:
+def _check_labels(table: Table, given: list[str]) -> list[str]:
+    """`given`: the labels that the codes give, for each of the table's values of `codes`."""
+    stored, codes = table.codes("labels"), table.codes("codes")
+    names = table.values("labels")
+    number = {name: n for n, name in enumerate(names)}
+    expected = np.array([number.get(name, -1) for name in given] or [-1])
+    wrong = np.flatnonzero(expected[codes] != stored)
+    pairs = zip(table.names(wrong), stored[wrong].tolist(), codes[wrong].tolist(), strict=True)
+    return [f"{key}: labelled `{names[label]}`, but its codes give `{given[code]}`" for key, label, code in pairs]
+
+
+def _rows_by_shard(table: Table) -> dict[str, Ints]:
+    codes, names = table.codes("shard"), table.values("shard")
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(names)), side="right")
+    return dict(zip(names, np.split(order, ends[:-1]), strict=True)) if names else {}
+
+
+def _check_shard(folder: Path, shard: ShardEntry, table: Table, rows: Ints, length: int) -> list[str]:
     """Check the tar's checksum, and each recording both as webdataset reads it and as `pread` does at its offset."""
-    name = shard.name
+    name, keys = shard.name, table.names(rows)
     remedy = f"remove {Path(name).stem}.csv and build again: only this shard is written anew"
     try:
         if file_sha256(folder / name) != shard.sha256:
             return [f"{name}: its checksum is not the one in dataset.json; {remedy}"]
         with (folder / name).open("rb") as stream:
             samples = list(_read_tar(stream))
-            if [sample.key for sample in samples] != rows["key"].tolist():
+            if [sample.key for sample in samples] != keys:
                 return [f"{name}: its {len(samples)} recordings are not the {len(rows)} that manifest.csv puts there"]
-            entries = map(Entry, rows["offset"], rows["sha256"], rows["labels"], rows["codes"])
-            pairs = zip(samples, entries, strict=True)
+            pairs = zip(samples, _entries(table, rows), strict=True)
             faults = [_check_sample(stream.fileno(), sample, entry, length) for sample, entry in pairs]
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror}); {remedy}"]
     except (tarfile.TarError, ValueError, EOFError) as error:
         return [f"{name}: not a webdataset tar ({error}); {remedy}"]
-    return [f"{name}: {key}: {fault}" for key, fault in zip(rows["key"], faults, strict=True) if fault]
+    return [f"{name}: {key}: {fault}" for key, fault in zip(keys, faults, strict=True) if fault]
+
+
+def _entries(table: Table, rows: Ints) -> Iterator[Entry]:
+    labels, codes = (table.texts(name, rows) for name in ("labels", "codes"))
+    digests = (digest.tobytes().hex() for digest in table.sha256[rows])
+    return map(Entry, table.offset[rows].tolist(), digests, labels, codes)
 
 
 def _read_tar(stream: BinaryIO) -> Iterator[Sample]:

@@ -156,7 +156,7 @@ def shards_rate(shards: str, count: int = 512) -> Finding:
             "shards", f"{shards}: no database here", "give --shards the folder that `ecgmatch shards build` made"
         )
     store = ShardStore(shards, names[:1])
-    rows = np.random.default_rng(0).integers(len(store.manifest), size=count)
+    rows = np.random.default_rng(0).integers(len(store), size=count)
     begin = time.perf_counter()
     store.read(rows)
     seconds = time.perf_counter() - begin

@@ -11,7 +11,7 @@ import submitit
 import tyro
 from rich.console import Console
 
-from ecgmatch_dist.data.build import build
+from ecgmatch_dist.data.build import build_table
 from ecgmatch_dist.data.databases import load_recipe
 from ecgmatch_dist.data.preprocess import PRESETS
 from ecgmatch_dist.data.shard import ShardJob, build_shard
@@ -121,4 +121,4 @@ def main(
         raw, out = raw.resolve(), out.resolve()
         on_cluster = on_slurm(load_site(site), out / "slurm" / recipe.database)
     workers = workers or len(os.sched_getaffinity(0))
-    build(recipe, raw, out, settings, workers, shard_size, labels, strict, on_cluster)
+    build_table(recipe, raw, out, settings, workers, shard_size, labels, strict, on_cluster)

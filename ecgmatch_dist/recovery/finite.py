@@ -1,7 +1,6 @@
 """Finds the first step whose loss or gradient is not finite, without making the host wait for the device."""
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -48,8 +47,7 @@ class FiniteCheck:
         return self.known
 
 
-def named(batch: Batch, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names of a batch's recordings, and of those that are not finite. `names` [N] of the whole part."""
-    own = [names[i] for i in batch.ids]
-    finite = np.isfinite(batch.x.reshape(len(own), -1).astype(np.float32).sum(1)).tolist()
-    return own, [name for name, ok in zip(own, finite, strict=True) if not ok]
+def named(batch: Batch, names: list[str]) -> tuple[list[str], list[str]]:
+    """The `names` of a batch's recordings, and those of them that are not finite."""
+    finite = np.isfinite(batch.x.reshape(len(names), -1).astype(np.float32).sum(1)).tolist()
+    return names, [name for name, ok in zip(names, finite, strict=True) if not ok]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.split_file import PARTS, Split
+from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.record.metrics_file import read_metrics
 from ecgmatch_dist.record.predictions import predictions_file, read_arrays, read_predictions
@@ -68,12 +68,7 @@ def curves(run: FinishedRun) -> dict[str, Curve]:
 
 def count_recordings(run: FinishedRun) -> dict[str, dict[str, int]]:
     """Recordings by database and part of the run's split: {"chapman": {"labelled": 388, ...}}."""
-    counts: dict[str, dict[str, int]] = {}
-    for part, ids in Split.load(run.folder / "split.json").parts.items():
-        for name in ids:
-            of_database = counts.setdefault(name.split("/", 1)[0], dict.fromkeys(PARTS, 0))
-            of_database[part] += 1
-    return counts
+    return Split.load(run.folder / "split.json").count_by_database()
 
 
 def split_sizes(runs: Iterable[FinishedRun], problems: list[Problem]) -> SplitSizes:

@@ -71,7 +71,7 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
 def open_parts(config: Config, ranks: Ranks, folder: RunFolder, split: Split) -> Parts:
     """The shards of the split, and the archive. A collective."""
     store = open_store(config, split)
-    archive = open_archive(config, split, store.length, folder, ranks)
+    archive = open_archive(config, split, store, folder, ranks)
     crop, length = config.augment.crop, store.preprocess.length
     require(crop <= length, "augment.crop", crop, f"at most {length}, as the shards have")
     return parts_of(split, store, archive)

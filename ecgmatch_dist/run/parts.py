@@ -27,10 +27,12 @@ class Parts:
     rows: dict[str, Ints]
     """[n] of each part: its rows in the store; those of the archive have none."""
 
-    def ids(self, part: str) -> list[str]:
-        """database/key of the recordings of a part."""
-        ids: list[str] = self.store.manifest["id"].iloc[self.rows[part]].tolist()
-        return ids + (self.archive.names if part == "unlabelled" else [])
+    def ids(self, part: str, places: Ints | None = None) -> list[str]:
+        """database/key of the recordings of a part, or of those at some places of its list; those of the archive follow."""
+        rows, more = self.rows[part], self.archive.names if part == "unlabelled" else []
+        if places is None:
+            return self.store.ids(rows) + more
+        return [self.store.ids(rows[[i]])[0] if i < len(rows) else more[i - len(rows)] for i in places.tolist()]
 
     def targets(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Labels of the labelled part on the device, [N_B, C]; NaN where nobody has looked."""
@@ -40,7 +42,8 @@ class Parts:
 
 def parts_of(split: Split, store: ShardStore, archive: Archive) -> Parts:
     """The parts as the split has them."""
-    return Parts(store, archive, split.all_labels(store), {part: store.rows(ids) for part, ids in split.parts.items()})
+    rows = split.rows(store)
+    return Parts(store, archive, split.all_labels(store, rows), rows)
 
 
 def as_seen_by(method: MethodSettings, parts: Parts) -> Parts:

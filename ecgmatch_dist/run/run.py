@@ -96,10 +96,8 @@ class Run:
 
     def recordings(self, step: int) -> tuple[list[str], list[str]]:
         """database/key of the recordings in this rank's batches of `step` (from 1), and of those that are not finite."""
-        streams = {"labelled": self.labelled, "unlabelled": self.unlabelled}
-        parts = [
-            named(stream[step - 1], self.parts.ids(part)) for part, stream in streams.items() if stream is not None
-        ]
+        streams = [(part, s) for part, s in (("labelled", self.labelled), ("unlabelled", self.unlabelled)) if s]
+        parts = [named(batch := stream[step - 1], self.parts.ids(part, batch.ids)) for part, stream in streams]
         return [name for names, _ in parts for name in names], [name for _, wrong in parts for name in wrong]
 
     def unlabelled_pass(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -169,7 +169,7 @@ def test_a_changed_file_is_refused(store: ShardStore, tmp_path: Path) -> None:
         (json.dumps({**value, "extra": 1}), "unknown key `extra`"),
         (json.dumps([1]), "a list instead of an object; make it with `ecgmatch split`"),
         (text[:100], "not JSON"),
-        (json.dumps({**value, "format": 3}), "format 3, but this version"),
+        (json.dumps({**value, "format": 4}), "format 4, but this version"),
     ]:
         path.write_text(content)
         with pytest.raises(UserError, match=message):

@@ -167,7 +167,6 @@ def test_an_index_that_does_not_fit_its_tar(folder: Path) -> None:
     [
         ("r0,own,Normal", "r0,own,Rhythm", "r0: labelled `Rhythm`, but its codes give `Normal`"),
         (f"Normal,{SINUS}", f"Rhythm,{FIBRILLATION}", "labels or codes in its .json"),
-        ("0,r0,", "1,r0,", "rows are not 0 to 3"),
         ("1,r1,own", "1,r0,own", "r0 is there twice"),
         ("1,r1,own", "1,r1,other", "recordings of another database than own"),
         ("own-000000.tar", "own-000007.tar", "own-000007.tar: in manifest.csv, but not in dataset.json"),
@@ -177,6 +176,12 @@ def test_an_index_that_does_not_fit_its_tar(folder: Path) -> None:
 def test_a_manifest_that_says_something_else(folder: Path, old: str, new: str, message: str) -> None:
     edit_manifest(folder, old, new)
     assert any(message in problem for problem in verify.verify(folder).problems)
+
+
+def test_rows_that_are_not_in_order(folder: Path) -> None:
+    edit_manifest(folder, "0,r0,", "1,r0,")
+    with pytest.raises(UserError, match="rows are not 0 to 3"):
+        verify.verify(folder)
 
 
 def test_a_wrong_checksum_of_one_recording(folder: Path) -> None:

@@ -15,13 +15,14 @@ from ecgmatch_dist.data.annotations import annotate
 from ecgmatch_dist.data.databases import LabelSource
 from ecgmatch_dist.data.formats.read import read
 from ecgmatch_dist.data.header_limits import check_length
-from ecgmatch_dist.data.index import read_dataset
+from ecgmatch_dist.data.index import read_dataset, write_index
 from ecgmatch_dist.data.label_table import read_table
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.manifest import parse_rows
 from ecgmatch_dist.data.preprocess import PRESETS, preprocess
 from ecgmatch_dist.data.recordings import RecordRef, Rejected, read_recording
 from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.data.table import NAME, open_table
 from ecgmatch_dist.errors import UserError
 from tests.support.mutate import bounded_memory, fuzz, mutated, refused_at_most
 from tests.support.recordings import LEADS, make_signal, write_record
@@ -110,6 +111,17 @@ def test_manifest(shards: Path, data: st.DataObject) -> None:
     with refused_at_most(UserError):
         rows = parse_rows(data.draw(mutated((shards / "manifest.csv").read_bytes())), Path("manifest.csv"))
         assert (rows["rate"] >= 1).all()
+
+
+@fuzz
+@given(data=st.data())
+def test_table(tmp_path: Path, shards: Path, data: st.DataObject) -> None:
+    sha256 = read_dataset(shards).manifest_sha256
+    if not (shards / NAME).exists():
+        write_index(shards)
+    (tmp_path / NAME).write_bytes(data.draw(mutated((shards / NAME).read_bytes())))
+    with refused_at_most(UserError):
+        open_table(tmp_path / NAME, sha256)
 
 
 SPLIT = split_of("within", "chapman", 0.2, 20, {"chapman": 20})
