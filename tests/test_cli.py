@@ -90,7 +90,7 @@ def test_the_shell_completes_commands_options_and_choices(
     (tmp_path / "ecgmatch.bash").write_text(say(capsys, monkeypatch, "completion", "bash"))
     expected = {
         "ecgmatch sha": {"shards"},
-        "ecgmatch shards ": {"-h", "--help", "build", "verify"},
+        "ecgmatch shards ": {"-h", "--help", "build", "index", "verify"},
         "ecgmatch train --preset ": set(PRESETS),
         "ecgmatch train --method s": {"supervised", "softmatch"},
         "ecgmatch train --optim.sch": {"--optim.schedule"},
