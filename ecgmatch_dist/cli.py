@@ -33,6 +33,10 @@ COMMANDS = {
     "logs": ("ecgmatch_dist.launch.status:logs", "the log of a run and the output of its job"),
     "cancel": ("ecgmatch_dist.launch.status:cancel", "cancel the jobs of a sweep"),
     "choose": ("ecgmatch_dist.launch.choose:choose", "rank the settings of a sweep by validation MAP"),
+    "label": (
+        "ecgmatch_dist.label.command:main",
+        "label ECGs on a page, the most useful ones first; a model grows beside",
+    ),
     "predict": ("ecgmatch_dist.predict.command:main", "new ECGs -> classes, probabilities and their reasons"),
     "serve": ("ecgmatch_dist.serve.command:main", "a page to drop ECG files on, and predictions as JSON"),
     "export": ("ecgmatch_dist.export.command:main", "a model as a folder for others, with an ONNX graph"),

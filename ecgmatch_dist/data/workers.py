@@ -1,7 +1,6 @@
 """Building many shards in parallel processes, with progress."""
 
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from multiprocessing.sharedctypes import Synchronized
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from ecgmatch_dist.data.processes import end_with_parent
 from ecgmatch_dist.data.shard import BuiltShard, ShardJob, build_shard
 from ecgmatch_dist.errors import UserError
 
@@ -54,14 +54,6 @@ def _start_worker(done: "Synchronized[int]") -> None:
     _done = done
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once, without a traceback
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """A build that is killed must not leave workers behind."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _build_in_worker(job: ShardJob) -> BuiltShard:

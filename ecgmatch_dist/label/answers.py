@@ -27,6 +27,8 @@ class Given:
 
     answer: Answer
     label: Labels
+    number: int
+    """Of the answer in the journal: later ones have higher numbers."""
 
 
 COLUMNS = ("recording", "dx", "readers", "at", "seconds", "disagreement")
@@ -68,7 +70,7 @@ class Answers:
             self.asked = entry.classes
         elif isinstance(entry, Answer):
             self.of_reader.setdefault(entry.reader, {}).setdefault(entry.recording, []).append(
-                Given(entry, self._encode(entry))
+                Given(entry, self._encode(entry), self.revision)
             )
             self.revision += 1
         elif isinstance(entry, Undo):
@@ -97,8 +99,9 @@ class Answers:
         return label
 
     def standing(self, reader: str) -> dict[str, Answer]:
-        """Recording -> the reader's answer that counts; oldest first."""
-        return {recording: answers[-1].answer for recording, answers in self.of_reader.get(reader, {}).items()}
+        """Recording -> the reader's answer that counts; in the order of these answers."""
+        last = sorted((given[-1] for given in self.of_reader.get(reader, {}).values()), key=lambda given: given.number)
+        return {given.answer.recording: given.answer for given in last}
 
     def label(self, reader: str, recording: str) -> Labels | None:
         """The reader's label of the recording, uint8 [C]; None: no answer."""
@@ -110,7 +113,11 @@ class Answers:
 
     def answered(self) -> list[str]:
         """Recordings that somebody has answered, in the order of their first answer."""
-        return list(dict.fromkeys(recording for answers in self.of_reader.values() for recording in answers))
+        first: dict[str, int] = {}
+        for answers in self.of_reader.values():
+            for recording, given in answers.items():
+                first[recording] = min(first.get(recording, given[0].number), given[0].number)
+        return sorted(first, key=lambda recording: first[recording])
 
     def common(self) -> dict[str, Labels]:
         """Recording -> the label that its readers agree on, uint8 [C]."""

@@ -4,8 +4,8 @@ itself and needs no gradient; it shows what the network used, not what a disease
 import numpy as np
 from numpy.typing import NDArray
 
-from ecgmatch_dist.predict.known import last_sample
 from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.paper import last_sample
 
 SECONDS = 0.5  # of a piece
 EDGE = 0.04  # seconds over which it fades out: a step would be a signal of its own

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.paper import last_sample
 from ecgmatch_dist.record.config_file import read_config
 
 
@@ -33,9 +34,3 @@ class KnownSignals:
         except (UserError, OSError):
             return None
         return x[:, : last_sample(x)]
-
-
-def last_sample(x: NDArray[np.float16]) -> int:
-    """Samples before the padding with zeros at the end. The filter leaves a little behind the last beat."""
-    used = np.flatnonzero(np.abs(x.astype(np.float32)).max(0) > 0.02)
-    return int(used[-1]) + 1 if used.size else x.shape[1]

@@ -15,9 +15,9 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.influence import influence
-from ecgmatch_dist.predict.known import KnownSignals, last_sample
+from ecgmatch_dist.predict.known import KnownSignals
 from ecgmatch_dist.predict.model import Predictor
-from ecgmatch_dist.predict.paper import SECONDS, Picture
+from ecgmatch_dist.predict.paper import SECONDS, Picture, last_sample
 from ecgmatch_dist.predict.prepare import prepare
 from ecgmatch_dist.predict.read import Reader, label
 from ecgmatch_dist.predict.result import Case, Prediction

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from ecgmatch_dist.data.formats.read import read
 from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
 from ecgmatch_dist.data.formats.wfdb_record import header_of
-from ecgmatch_dist.data.workers import end_with_parent
+from ecgmatch_dist.data.processes import end_with_parent
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict.checksum import wrong_checksums
 from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-PRESET = {(500, 6144): "paper", (100, 1024): "tuned"}
+PRESET = {(500, 6144): "paper", (100, 1024): "few_labels"}
 """Rate and length of shards -> the preset to suggest for them."""
 RECORDINGS = (".hea", ".dcm", ".edf", ".xml", ".scp", ".mat")
 LOOKED_AT = 5000  # files in data/raw: enough to know whether there are recordings, also on a slow file system

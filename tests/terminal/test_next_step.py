@@ -25,7 +25,7 @@ STATES = {
     "split": (
         ("data/shards/own/dataset.json", "splits/within-own@0.05.s20.json"),
         "1 split, no run",
-        "ecgmatch train --preset tuned --split splits/within-own@0.05.s20.json --shards data/shards",
+        "ecgmatch train --preset few_labels --split splits/within-own@0.05.s20.json --shards data/shards",
     ),
     "unfinished": (("runs/a.ecgmatch/config.json",), "1 unfinished (a.ecgmatch)", "ecgmatch monitor"),
     "finished": (

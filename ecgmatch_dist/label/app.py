@@ -1,0 +1,205 @@
+"""The page of `ecgmatch label`: one ECG, keys, and what the answers have come to. All state is in the session."""
+
+from typing import Any, TypeGuard
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.forecast import sentence
+from ecgmatch_dist.label.agreement import FEW, agreements
+from ecgmatch_dist.label.answers import Labels
+from ecgmatch_dist.label.draw import picture
+from ecgmatch_dist.label.session import EVERY, Session
+from ecgmatch_dist.predict.flags import sentences
+from ecgmatch_dist.web.server import assets
+
+MORE = 50
+"""Labels that the forecast is about."""
+DAY = 86400.0
+
+
+class Page:
+    """Answers the requests of the page, as JSON."""
+
+    def __init__(self, session: Session, commands: list[str]) -> None:
+        self.session, self.commands = session, commands
+
+    def routes(self) -> list[Route]:
+        files = assets("ecgmatch_dist.label", "page.js", "page.css", "page.html")
+        front = Route("/", files[-1].endpoint)
+        return [
+            front,
+            *files[:-1],
+            Route("/api/question", self.question),
+            Route("/api/answer", self.answer, methods=["POST"]),
+            Route("/api/undo", self.undo, methods=["POST"]),
+            Route("/api/check", self.check, methods=["POST"]),
+            Route("/api/state", self.state),
+            Route("/api/alike", self.alike),
+            Route("/labels.csv", self.table),
+        ]
+
+    def question(self, request: Request) -> Response:
+        """The next recording, or with ?back=k the k-th last one that was answered, with its answer."""
+        session = self.session
+        history = session.history()
+        back = number(request.query_params.get("back", "0"))
+        if back:
+            recording, why = history[-min(back, len(history))] if history else "", "again"
+        else:
+            asked = session.question()
+            recording, why = (asked.recording, asked.why) if asked else ("", "")
+        if not recording:
+            return JSONResponse({"recording": "", "back": 0, "history": len(history)})
+        given = session.answers.standing(session.wishes.reader).get(recording)
+        shown = given if given and why == "again" else None
+        svg, limbs = self.draw(recording)
+        row = session.store.manifest.iloc[int(session.store_rows[session.row_of[recording]])]
+        age, sex = row["age"], {"Male": "man", "Female": "woman"}.get(row["sex"], "")
+        return JSONResponse(
+            {
+                "recording": recording,
+                "why": why,
+                "svg": svg,
+                "limbs": limbs,
+                "about": ", ".join(text for text in (sex, f"{age} years" if age else "") if text),
+                "flags": [text for text, warning in sentences(row["flags"].split()) if warning],
+                "answer": {"classes": shown.classes, "unsure": shown.unsure} if shown else None,
+                "back": min(back, len(history)),
+                "history": len(history),
+            }
+        )
+
+    async def answer(self, request: Request) -> Response:
+        value = await body(request)
+        yes, unsure = value.get("classes"), value.get("unsure")
+        recording, why, seconds = value.get("recording"), value.get("why"), value.get("seconds")
+        if not isinstance(recording, str) or not isinstance(why, str) or not isinstance(seconds, int | float):
+            raise UserError("an answer has a recording, a reason and seconds")
+        if not (is_names(yes) and is_names(unsure)):
+            raise UserError("an answer has two lists of classes")
+        time = min(max(float(seconds), 0), DAY)
+        await run_in_threadpool(self.session.answer, recording, yes, unsure, time, why[:40])
+        return JSONResponse({"saved": recording})
+
+    def undo(self, _: Request) -> Response:
+        return JSONResponse({"recording": self.session.undo()})
+
+    def check(self, _: Request) -> Response:
+        """Ask next about the labels that the model doubts."""
+        self.session.checking = True
+        self.session.forget_question()
+        return JSONResponse({"doubts": len(self.session.doubts())})
+
+    def state(self, _: Request) -> Response:
+        """Everything beside the ECG."""
+        session = self.session
+        with session.lock:
+            common = session.answers.common()
+            return JSONResponse(
+                {
+                    "reader": session.wishes.reader,
+                    "mine": len(session.history()),
+                    "answered": len(common),
+                    "recordings": len(session.ids),
+                    "seconds": session.seconds(),
+                    "classes": self.counts(list(common.values())),
+                    "normal": session.scheme.normal,
+                    "measured": session.features.done,
+                    "model": self.model(len(common)),
+                    "doubts": len(session.doubts()),
+                    "agreement": self.agreement(),
+                    "warning": session.warning,
+                    "commands": self.commands,
+                    "table": session.to.name,
+                    "random": session.wishes.random,
+                }
+            )
+
+    def counts(self, labels: list[Labels]) -> list[dict[str, Any]]:
+        scheme = self.session.scheme
+        return [
+            {
+                "short": short,
+                "name": name,
+                "yes": sum(int(label[c] == 1) for label in labels),
+                "unknown": sum(int(label[c] == UNKNOWN) for label in labels),
+            }
+            for c, (short, name) in enumerate(zip(scheme.short, scheme.classes, strict=True))
+        ]
+
+    def model(self, answered: int) -> dict[str, Any]:
+        grown = self.session.grown
+        left = EVERY - answered % EVERY
+        if grown is None or not grown.curve:
+            return {"curve": [], "words": "", "left": max(left, 20 - answered), "flat": False}
+        fit, n = grown.fit, grown.curve[-1][0]
+        points = [[size, at.value, at.low, at.high] for size, at in grown.curve]
+        ahead = [[n + more, *_numbers(fit.score(n + more))] for more in (0, MORE // 2, MORE)] if fit else []
+        return {
+            "curve": points,
+            "ahead": ahead,
+            "words": sentence(fit, n, MORE),
+            "flat": bool(fit and fit.flat(n, MORE)),
+            "left": left,
+        }
+
+    def agreement(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "readers": one.readers,
+                "name": one.name,
+                "recordings": one.recordings,
+                "both": one.both,
+                "one": one.one,
+                "kappa": one.kappa,
+                "few": one.recordings < FEW,
+            }
+            for one in agreements(self.session.answers)
+        ]
+
+    def alike(self, request: Request) -> Response:
+        """The nearest answered recordings, with pictures."""
+        recording = request.query_params.get("recording", "")
+        codes = self.session.answers.codes
+        found = [
+            {"recording": name, "distance": away, "codes": codes(label), "svg": self.draw(name)[0]}
+            for name, away, label in self.session.alike(recording)
+        ]
+        return JSONResponse(found)
+
+    def table(self, _: Request) -> Response:
+        with self.session.lock:
+            text = self.session.answers.table()
+        return Response(text, media_type="text/csv; charset=utf-8")
+
+    def draw(self, recording: str) -> tuple[str, bool]:
+        session = self.session
+        row = session.store_rows[session.row_of[recording]]
+        return picture(session.store.read(row[None])[0], session.store.rate, recording)
+
+
+def _numbers(at: Any) -> list[float]:
+    return [at.value, at.low, at.high]
+
+
+def is_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def number(text: str) -> int:
+    return int(text) if text.isdigit() and len(text) < 9 else 0
+
+
+async def body(request: Request) -> dict[str, Any]:
+    try:
+        value = await request.json()
+    except (ValueError, RecursionError):
+        raise UserError("the request is not JSON") from None
+    if not isinstance(value, dict):
+        raise UserError("the request is not an object")
+    return value

@@ -1,0 +1,265 @@
+"""A reader's session: the questions, the answers, and the model that grows beside them. Threads may call it at the same time.
+
+Two threads work behind the page: one measures the recordings and then fits a model after every few answers, one writes the
+table. The journal is written by the call that answers, so what the page shows as saved is saved.
+"""
+
+import hashlib
+import math
+import statistics
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ecgmatch_dist.data.labels import UNKNOWN, LabelScheme
+from ecgmatch_dist.data.segments import recording_of
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.atomic import write_text
+from ecgmatch_dist.label.answers import Answers, Labels
+from ecgmatch_dist.label.choose import Chooser
+from ecgmatch_dist.label.features import Features
+from ecgmatch_dist.label.growing import Grown, grow
+from ecgmatch_dist.label.journal import FORMAT, Answer, Classes, Journal, Table, Undo, now
+from ecgmatch_dist.label.space import Space
+
+EVERY = 10
+"""Answers between two models."""
+PAUSE = 1.0
+"""Seconds between two tables: the journal holds every answer anyway."""
+
+
+@dataclass(frozen=True)
+class Question:
+    recording: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command was told."""
+
+    reader: str = "reader"
+    random: bool = False
+    overlap: float = 0.2
+    """Share of the questions that another reader has answered already."""
+    run: str = ""
+    """Features of this run's network choose; empty: ECG measurements."""
+
+
+class Session:
+    def __init__(self, shards: str, store: ShardStore, scheme: LabelScheme, to: Path, wishes: Wishes) -> None:
+        self.store, self.scheme, self.to, self.wishes = store, scheme, to, wishes
+        ids = store.manifest["id"].tolist()
+        first = {recording_of(name): row for row, name in reversed(list(enumerate(ids)))}
+        rows = np.array(sorted(first.values()), np.int64)
+        self.ids: list[str] = [ids[row] for row in rows]
+        """Recordings that may be asked about: of one in several pieces, the first."""
+        self.store_rows = rows
+        self.row_of = {name: row for row, name in enumerate(self.ids)}
+        self.answers = Answers(scheme, self.row_of)
+        self.lock = threading.RLock()
+        self._wake, self._stop = threading.Condition(self.lock), threading.Event()
+        self.journal = Journal(to.with_name(f"{to.name}.journal"), self.answers)
+        if self.answers.asked != scheme.short:
+            self.journal.append(Classes(FORMAT, scheme.short))
+        self.warning = self.journal.warning
+        self._check_table()
+        self.features = Features(to.with_name(f"{to.name}.features"), shards, store, rows, wishes.run)
+        self.chooser: Chooser | None = None
+        self.grown: Grown | None = None
+        self.checking = False
+        self._current: Question | None = None
+        self._written = -1
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._learn, self._keep_table)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop the threads, and write the table a last time."""
+        self._stop.set()
+        with self.lock:
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self.write_table()
+
+    # Questions and answers
+
+    def question(self) -> Question | None:
+        """What to ask next; the same until it is answered. None: everything is answered."""
+        with self.lock:
+            self.journal.catch_up()
+            mine = self.answers.of_reader.get(self.wishes.reader, {})
+            if self._current is None or (self._current.recording in mine and self._current.why != "check"):
+                self._current = self._choose()
+            return self._current
+
+    def _choose(self) -> Question | None:
+        if self.checking:
+            doubts = self.doubts()
+            if doubts:
+                return Question(doubts[0], "check")
+            self.checking = False
+        mine = self.answers.of_reader.get(self.wishes.reader, {})
+        others = [name for name in self.answers.answered() if name not in mine]
+        if others and self._second_reading_is_due(len(mine)):
+            return Question(others[0], "second reader")
+        if self.chooser is not None:
+            for name in self.answers.answered():
+                self.chooser.take(self.row_of[name])
+            found = self.chooser.next(random=self.wishes.random)
+            row, why = found if found else (-1, "")
+        else:  # nothing is known of the recordings yet: the order in which they are measured is random
+            left = (int(row) for row in self.features.order if not self.answers.readers_of(self.ids[row]))
+            row, why = next(left, -1), "random"
+        if row >= 0:
+            return Question(self.ids[row], why)
+        return Question(others[0], "second reader") if others else None
+
+    def _second_reading_is_due(self, answered: int) -> bool:
+        share = self.wishes.overlap
+        return math.floor((answered + 1) * share) > math.floor(answered * share)
+
+    def answer(self, recording: str, classes: list[str], unsure: list[str], seconds: float, why: str) -> None:
+        """Save an answer. When this returns, it is on the disk."""
+        known = [name for name in self.scheme.short if name in classes or name in unsure]
+        if len(known) != len({*classes, *unsure}):
+            raise UserError(f"{', '.join(sorted({*classes, *unsure} - {*known}))}: no class of the scheme")
+        normal = None if self.scheme.normal is None else self.scheme.short[self.scheme.normal]
+        if normal in classes and len(classes) > 1:
+            raise UserError(f"{normal} cannot be beside another class")
+        yes, open_ = (tuple(name for name in self.scheme.short if name in some) for some in (classes, unsure))
+        with self.lock:
+            entry = Answer(recording, self.wishes.reader, now(), round(seconds, 1), yes, open_, why)
+            self.journal.append(entry)
+            if self._current and self._current.recording == recording:
+                self._current = None
+            self._wake.notify_all()
+
+    def undo(self) -> str:
+        """Take the reader's last answer back and ask about its recording again."""
+        with self.lock:
+            standing = self.answers.standing(self.wishes.reader)
+            if not standing:
+                raise UserError("there is no answer to take back")
+            recording, last = list(standing.items())[-1]
+            self.journal.append(Undo(recording, self.wishes.reader, now()))
+            self._current = Question(recording, last.why)
+            self._wake.notify_all()
+            return recording
+
+    def forget_question(self) -> None:
+        """Choose again."""
+        with self.lock:
+            self._current = None
+
+    def history(self) -> list[str]:
+        """Recordings that the reader has answered, the last one last."""
+        return list(self.answers.standing(self.wishes.reader))
+
+    # What the model says
+
+    def doubts(self) -> list[str]:
+        """Recordings whose label the model doubts and that this reader has answered, but not looked at twice."""
+        if self.grown is None:
+            return []
+        standing = self.answers.standing(self.wishes.reader)
+        names = (self._order[doubt.row] for doubt in self.grown.doubts)
+        return [name for name in names if name in standing and standing[name].why != "check"]
+
+    def alike(self, recording: str, count: int = 3) -> list[tuple[str, float, Labels]]:
+        """The most similar answered recordings: name, distance (1: as far as a recording usually is from its nearest),
+        label."""
+        with self.lock:
+            common = self.answers.common()
+            if self.chooser is None or recording not in self.row_of:
+                return []
+            rows = np.array([self.row_of[name] for name in common if name != recording], np.int64)
+            nearest = self.chooser.space.nearest(self.row_of[recording], rows, count)
+            return [(self.ids[row], away, common[self.ids[row]]) for row, away in nearest]
+
+    def seconds(self) -> float:
+        """The median time of the reader's answers."""
+        times = [answer.seconds for answer in self.answers.standing(self.wishes.reader).values()]
+        return statistics.median(times) if times else 0.0
+
+    # Behind the page
+
+    _order: list[str]
+    """Names of the recordings that the model has learnt from."""
+
+    def _learn(self) -> None:
+        self.features.measure(self._stop)
+        if self._stop.is_set():
+            return
+        values = self.features.all()
+        space = Space(values)
+        manifest = self.store.manifest.iloc[self.store_rows]
+        patients = manifest["database"] + "/" + manifest["patient"].where(manifest["patient"] != "", manifest["key"])
+        groups = np.unique(patients.to_numpy(str), return_inverse=True)[1]
+        with self.lock:
+            self.chooser = Chooser(space, groups)
+        learnt = -EVERY
+        while not self._stop.is_set():
+            with self.lock:
+                common = self.answers.common()
+                if abs(len(common) - learnt) < EVERY and not self._wake.wait(timeout=5):
+                    continue
+                common = self.answers.common()
+                if abs(len(common) - learnt) < EVERY:
+                    continue
+            learnt = len(common)
+            if common:
+                self._fit(values, common)
+
+    def _fit(self, values: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", common: dict[str, Labels]) -> None:
+        labels = np.stack([*common.values()])
+        if not (labels != UNKNOWN).any():
+            return
+        rows = np.array([self.row_of[name] for name in common], np.int64)
+        grown = grow(values, rows, labels)
+        with self.lock:
+            assert self.chooser is not None
+            self.chooser.learn(grown.probabilities, labels)
+            self.grown, self._order = grown, list(common)
+
+    def _keep_table(self) -> None:
+        while not self._stop.is_set():
+            with self.lock:
+                if self._written == self.answers.revision:
+                    self._wake.wait(timeout=5)
+                    continue
+            try:
+                self.write_table()
+                self._stop.wait(PAUSE)
+            except (UserError, OSError) as error:
+                self.warning = str(error)
+                self._stop.wait(5)
+
+    def write_table(self) -> None:
+        """Write labels.csv from the answers, unless somebody else has changed it."""
+        with self.lock:
+            self.journal.catch_up()
+            revision, text = self.answers.revision, self.answers.table()
+            self._check_table()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if digest not in self.answers.tables:  # before the file: a kill between them must not look like a hand
+                self.journal.append(Table(digest))
+            write_text(self.to, text)
+            self._written = revision
+
+    def _check_table(self) -> None:
+        if not self.to.is_file():
+            return
+        if hashlib.sha256(self.to.read_bytes()).hexdigest() not in self.answers.tables:
+            what = "was changed by hand or by another program" if self.answers.tables else "is there already"
+            raise UserError(
+                f"{self.to}: it {what} and would be overwritten; the answers are safe in {self.journal.path.name}. Rename it "
+                "(ecgmatch split --labels takes it under any name), or give another --to"
+            )
