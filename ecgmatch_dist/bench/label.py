@@ -4,7 +4,9 @@ A simulated reader answers with the labels of the database. The model is the one
 recordings that are never asked about, a quarter of the patients.
 """
 
+import resource
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +21,8 @@ from ecgmatch_dist.data.split_file import labels_of
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_json
-from ecgmatch_dist.label.choose import Chooser
+from ecgmatch_dist.label.choose import FIRST, Chooser
+from ecgmatch_dist.label.draw import picture
 from ecgmatch_dist.label.features import Features
 from ecgmatch_dist.label.growing import fit_forest, learning_curve, predict
 from ecgmatch_dist.label.session import EVERY
@@ -30,6 +33,7 @@ from ecgmatch_dist.terminal.waiting import track
 Way = Literal["bank", "random"]
 STEP = 20  # labels between two points of a curve
 TEST = 0.25
+FEATURES = 300  # about as many as there are measurements
 Ints = NDArray[np.int64]
 
 
@@ -44,7 +48,7 @@ class Database:
 
 
 def main(
-    shards: str,
+    shards: str = "data/shards",
     databases: tuple[str, ...] = ("chapman", "ptbxl"),
     scheme: str = "ecgmatch5",
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15),
@@ -52,6 +56,7 @@ def main(
     cache: Path = Path("bench_label"),
     plot: Path | None = None,
     to: Path | None = None,
+    scale: int = 0,
 ) -> None:
     """Simulate readers, and count the labels that each way of choosing needs.
 
@@ -64,7 +69,10 @@ def main(
         cache: Folder for the measurements of the recordings, which take minutes.
         plot: Draw the curves into this .svg or .png file.
         to: Write the curves as JSON.
+        scale: Measure something else, without shards: how long the next question takes among this many made-up recordings.
     """
+    if scale:
+        return show_scale(scale)
     if labels < 2 * STEP or labels % STEP or len(seeds) < 1:
         raise UserError(f"--labels {labels}: a multiple of {STEP}, at least {2 * STEP}, and at least one seed")
     curves: dict[str, dict[str, list[dict[str, float]]]] = {}
@@ -169,6 +177,35 @@ def show(curves: dict[str, dict[str, list[dict[str, float]]]], labels: int, seed
             f"{share:.2f} (90 % interval over seeds {low:.2f} to {high:.2f})",
             highlight=False,
         )
+
+
+def show_scale(n: int) -> None:
+    """Time and memory of the next question among n recordings with features at random."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((n, FEATURES), np.float32)
+    begin = time.perf_counter()
+    space = Space(features)
+    made = time.perf_counter() - begin
+    chooser = Chooser(space, np.arange(n))
+    chooser.learn(rng.random((n, 5), np.float32), np.eye(5, dtype=np.uint8))
+    signal = rng.standard_normal((12, 1000)).astype(np.float16)
+    seconds = []
+    for _ in range(2 * FIRST):  # the first ones spread, the others go by gain
+        begin = time.perf_counter(), time.thread_time()
+        found = chooser.next()
+        assert found
+        chooser.take(found[0])
+        chosen = time.thread_time()
+        picture(signal, 100, "made up")
+        seconds.append((time.perf_counter() - begin[0], chosen - begin[1], time.thread_time() - chosen))
+    whole, choosing, drawing = (1e3 * np.median(column) for column in zip(*seconds, strict=True))
+    arrays = features.nbytes + space.points.nbytes + space.density.nbytes + chooser.near.nbytes + 4 * 5 * n
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(f"{n:,} recordings: choosing computes for {choosing:.0f} ms, drawing for {drawing:.0f} ms")
+    print(
+        f"the clock says {whole:.0f} ms (more than both: the machine was busy); the space was made once, in {made:.0f} s"
+    )
+    print(f"arrays {arrays / 2**20:.0f} MiB, the process at most {memory:.0f} MiB")
 
 
 def draw(curves: dict[str, dict[str, list[dict[str, float]]]], labels: int, path: Path) -> None:

@@ -132,7 +132,5 @@ def show(session: Session, where: Where) -> None:
         console.print(
             f"{readers}: {plain_markup(one.name)}: kappa {value} on {one.recordings} recordings", highlight=False
         )
-    if common:
-        console.print(
-            "train from them:", *(f"  {plain_markup(line)}" for line in commands(where)), sep="\n", highlight=False
-        )
+    if common:  # not by rich, which would break the lines that people copy
+        print("train from them:", *(f"  {plain_line(line)}" for line in commands(where)), sep="\n")
