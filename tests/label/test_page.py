@@ -26,6 +26,7 @@ from ecgmatch_dist.label.growing import Grown
 from ecgmatch_dist.label.session import Session, Wishes
 from ecgmatch_dist.label.space import Space
 from tests.support.browser import CHROMIUM, Browser
+from tests.support.serving import served
 from tests.support.shard_factory import make_shards
 
 pytest.importorskip("starlette", reason="needs the extra `web`")
@@ -126,39 +127,19 @@ def test_the_model_doubts_and_similar_ones(ask: Callable[..., Any], session: Ses
     assert ask("/api/check", {}) == {"doubts": 0}
 
 
-class Address:
-    """What `Browser.show` takes: a place with an address."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def as_uri(self) -> str:
-        return self.address
+def start(folder: Path, *options: str) -> tuple[str, ...]:
+    """The words of `ecgmatch label` on the shards in the folder."""
+    where = ("--shards", str(folder / "shards"), "--scheme", "ecgmatch5", "--to", str(folder / "labels.csv"))
+    return "-m", "ecgmatch_dist", "label", *where, *options
 
 
 @contextmanager
 def labelling(folder: Path, reader: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`ecgmatch label` as a person starts it."""
-    command = [sys.executable, "-m", "ecgmatch_dist", "label", "--shards", "shards", "--scheme", "ecgmatch5"]
-    with subprocess.Popen(
-        [*command, "--port", "0", "--reader", reader],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout
-            told = []
-            for line in process.stdout:
-                told.append(line)
-                if found := re.search(r"http://[\d.:]+", line):
-                    yield process, found[0]
-                    break
-            else:
-                pytest.fail("".join(told))
-        finally:
-            process.kill()
+    """`ecgmatch label` as a person starts it, and its address."""
+    with served(*start(folder, "--port", "0", "--reader", reader)) as (process, line):
+        found = re.search(r"http://[\d.:]+", line)
+        assert found, line + (process.stderr.read() if process.stderr else "")
+        yield process, found[0]
 
 
 def press(browser: Browser, key: str) -> None:
@@ -201,34 +182,18 @@ def test_fifty_labels_by_keyboard_killed_and_continued_by_two_readers(tmp_path: 
     with Browser(tmp_path / "profile") as browser:
         for count in (20, 30):
             with labelling(tmp_path, "anna") as (process, address):
-                browser.show(Address(address), 1400)  # type: ignore[arg-type]
+                browser.show(address, 1400)
                 pressed |= label(browser, "1230u5", count)
                 os.kill(process.pid, signal.SIGKILL)
         assert len(pressed) == 50
         with labelling(tmp_path, "anna") as (_, address), labelling(tmp_path, "otto") as (_, other):
-            refused = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "ecgmatch_dist",
-                    "label",
-                    "--shards",
-                    "shards",
-                    "--scheme",
-                    "ecgmatch5",
-                    "--reader",
-                    "anna",
-                ],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert "anna is labelling labels.csv already" in refused.stderr
-            browser.show(Address(other), 420)  # type: ignore[arg-type]
+            again = [sys.executable, *start(tmp_path, "--reader", "anna")]
+            refused = subprocess.run(again, capture_output=True, text=True, check=False)
+            assert "labels.csv already, in another window" in refused.stderr
+            browser.show(other, 420)
             second = label(browser, "1", 10)
             assert browser.evaluate("document.documentElement.scrollWidth") == 420
-            browser.show(Address(address), 1400)  # type: ignore[arg-type]
+            browser.show(address, 1400)
             wait_for(
                 browser, "document.getElementById('progress').textContent.startsWith('50 answered by you, 58 in all')"
             )
@@ -239,12 +204,7 @@ def test_fifty_labels_by_keyboard_killed_and_continued_by_two_readers(tmp_path: 
             wait_for(browser, "document.getElementById('progress').textContent.startsWith('49 answered')")
         assert browser.complaints == []
     last = list(pressed)[-1]
-    subprocess.run(
-        [sys.executable, "-m", "ecgmatch_dist", "label", "--shards", "shards", "--scheme", "ecgmatch5", "--summary"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    subprocess.run([sys.executable, *start(tmp_path, "--summary")], check=True, capture_output=True)
     rows = {row["recording"]: row for row in csv.DictReader((tmp_path / "labels.csv").open())}
     expected = {"1": "CD", "2": "Rhythm", "3": "STT", "5": "Normal", "0": "none", "u": "unknown"}
     assert len(rows) == 58 - (last not in second)
