@@ -191,13 +191,13 @@ def show_scale(n: int) -> None:
     signal = rng.standard_normal((12, 1000)).astype(np.float16)
     seconds = []
     for _ in range(2 * FIRST):  # the first ones spread, the others go by gain
-        begin = time.perf_counter(), time.thread_time()
+        clock, worked = time.perf_counter(), time.thread_time()
         found = chooser.next()
         assert found
         chooser.take(found[0])
         chosen = time.thread_time()
         picture(signal, 100, "made up")
-        seconds.append((time.perf_counter() - begin[0], chosen - begin[1], time.thread_time() - chosen))
+        seconds.append((time.perf_counter() - clock, chosen - worked, time.thread_time() - chosen))
     whole, choosing, drawing = (1e3 * np.median(column) for column in zip(*seconds, strict=True))
     arrays = features.nbytes + space.points.nbytes + space.density.nbytes + chooser.near.nbytes + 4 * 5 * n
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
