@@ -20,13 +20,12 @@ def test_the_curve_rises_and_agrees_with_recordings_that_were_never_asked() -> N
     grown = grow(x, rows, y[:100])
     sizes, values = [n for n, _ in grown.curve], [at.value for _, at in grown.curve]
     assert sizes == [24, 36, 48, 64, 80]
-    assert values[-1] > values[0]
     assert all(at.low <= at.value <= at.high for _, at in grown.curve)
     assert grown.probabilities.shape == (300, 2)
     assert grown.fit is not None
     elsewhere = macro_ap(y[100:], grown.probabilities[100:])
     assert elsewhere > 0.8
-    assert abs(values[-1] - elsewhere) < 0.1
+    assert values[0] < values[-1] < elsewhere + 0.05  # learnt from four fifths: never too high
 
 
 def test_unknown_is_no_no() -> None:
