@@ -14,9 +14,9 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import PRESETS
 
 EXAMPLES = """
-  ecgmatch train --preset tuned --split splits/within-chapman@0.05.s20.json --shards data/shards
+  ecgmatch train --preset few_labels --split splits/within-chapman@0.05.s20.json --shards data/shards
   ecgmatch train --ranks 8 --split splits/mix@0.01.s20.json --shards data/shards    # or: torchrun -m ecgmatch_dist.train
-  ecgmatch train --preset tuned --method fixmatch --tag slow --optim.lr 0.001 --split splits/mix@0.05.s20.json
+  ecgmatch train --preset few_labels --method fixmatch --tag slow --optim.lr 0.001 --split splits/mix@0.05.s20.json
 """
 MAIN = ("split", "shards", "runs", "tag", "seed", "init")
 """What the short help shows; the rest is in --help-all."""

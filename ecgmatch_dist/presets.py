@@ -3,17 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ecgmatch_dist.config import Augment, Bank, Config, Data, Evaluate, Model, Optim, Runtime
+from ecgmatch_dist.config import Augment, Config, Data, Evaluate, Model, Optim, Runtime
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 
 SMALL = Data(rate=100, length=1024)
 """Shards of `shards build --preset cpu`."""
-
-
-RESULTS = ECGMatchSettings(
-    neighbours=2, lambda_u=8.0, lambda_f=0.02, similarity="expected", query="teacher", committee=4, memory=1.0
-)
-"""ECGMatch for results, not for faithfulness: docs/experiments.md gives the reason for each change."""
 
 
 def paper() -> Config:
@@ -32,49 +26,41 @@ def cpu() -> Config:
     return replace(paper(), data=SMALL, model=Model(width=64), optim=replace(optim, steps=1200), pretrain=optim)
 
 
-def tuned() -> Config:
-    """The best results on two cores, not the paper's recipe. docs/experiments.md gives the reason for each change."""
-    start = Optim(
+def few_labels() -> Config:
+    """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 5.12 s learns for a number of passes; the
+    mean of it and of trees on measurements fills the bank; ECGMatch puts both into one network. For results, not for
+    faithfulness. `--selfsupervised contrastive` adds a start without labels. docs/experiments.md: what each part adds."""
+    adamw = Optim(
         optimizer="adamw",
         lr=2e-3,
         encoder_lr_scale=1.0,
         weight_decay=1e-2,
         schedule="cosine",
         warmup=20,
-        steps=800,
-        labelled_batch=16,
         teacher_momentum=0.995,
         teacher_warmup=True,
         teacher_batchnorm="averaged",
     )
     return Config(
-        method=RESULTS,
+        method=ECGMatchSettings(
+            neighbours=1,
+            refine=False,
+            lambda_u=8.0,
+            lambda_f=0.02,
+            similarity="expected",
+            query="teacher",
+            memory=1.0,
+            measurements=True,
+        ),
         data=SMALL,
-        model=Model(width=32),
-        augment=Augment(pipeline="mild", labelled="strong"),
-        bank=Bank(view="clean"),
-        pretrain=start,
-        optim=replace(start, steps=250, unlabelled_batch=64, teacher_warmup=False),
-        evaluate=Evaluate(every=25, model="teacher"),
-    )
-
-
-def few_labels() -> Config:
-    """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 5.12 s learns for a number of passes; the
-    mean of it and of trees on measurements fills the bank; ECGMatch puts both into one network. `--selfsupervised contrastive`
-    adds a start without labels. docs/experiments.md: what each part adds."""
-    base = tuned()
-    adamw = replace(base.pretrain, labelled_batch=64)
-    return replace(
-        base,
-        method=replace(RESULTS, neighbours=1, refine=False, committee=1, measurements=True),
         model=Model(width=128, backbone="resnet1d", first_width=32, dropout=0.3),
         augment=Augment(pipeline="mild", labelled="strong", crop=512),
         contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
         pretrain=replace(adamw, passes=100, steps=4000),
-        bank=Bank(),
-        optim=replace(base.optim, labelled_batch=32, unlabelled_batch=96, steps=600, teacher_momentum=0.99),
-        evaluate=replace(base.evaluate, every=50),
+        optim=replace(
+            adamw, steps=600, labelled_batch=32, unlabelled_batch=96, teacher_momentum=0.99, teacher_warmup=False
+        ),
+        evaluate=Evaluate(every=50, model="teacher"),
     )
 
 
@@ -99,7 +85,6 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "paper": paper,
     "official_code": official_code,
     "cpu": cpu,
-    "tuned": tuned,
     "few_labels": few_labels,
     "demo": demo,
 }

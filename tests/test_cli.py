@@ -60,12 +60,12 @@ def test_the_short_help_of_train_fits_a_screen_and_names_the_choices(
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys, monkeypatch, "train", "--help")
     assert out.count("\n") < 60
-    assert out.index("ecgmatch train --preset tuned") < out.index("--tag")  # examples first
+    assert out.index("ecgmatch train --preset few_labels") < out.index("--tag")  # examples first
     for name in [*PRESETS, *methods()]:
         assert f"  {name} " in out, name
     assert "--help-all" in out
     assert "--optim.momentum" not in out
-    everything = say(capsys, monkeypatch, "train", "--preset", "tuned", "--help-all")
+    everything = say(capsys, monkeypatch, "train", "--preset", "few_labels", "--help-all")
     for option in ("--optim.lr", "--model.width", "--method.neighbours", "--name", "--pretrain.steps 800"):
         assert option in everything, option
     assert "--pretrain.lr" not in everything  # as optim.lr
@@ -142,11 +142,11 @@ def test_a_full_disk_is_one_line_and_not_a_traceback(tmp_path: Path) -> None:
 
 def test_presets_and_overrides() -> None:
     assert parse([]) == PRESETS["paper"]()
-    config = parse(["--preset", "tuned", "--optim.steps", "7", "--method.neighbours", "3"])
+    config = parse(["--preset", "few_labels", "--optim.steps", "7", "--method.neighbours", "3"])
     assert config.optim.steps == 7
     assert isinstance(config.method, ECGMatchSettings)
     assert config.method.neighbours == 3
-    assert config.model == PRESETS["tuned"]().model
+    assert config.model == PRESETS["few_labels"]().model
     assert isinstance(parse(["--method", "fixmatch"]).method, FixMatchSettings)
     assert parse(["--method=supervised"]) == replace(PRESETS["paper"](), method=SupervisedSettings()).supervised()
     with pytest.raises(UserError, match="--preset nothing: known are paper"):

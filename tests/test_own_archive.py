@@ -100,7 +100,7 @@ def test_shards_that_the_preset_is_not_meant_for_are_refused(data: Path, tmp_pat
     ):
         run(config)
     assert not list(tmp_path.iterdir()), "no folder that another preset would collide with"
-    assert {"cpu", "tuned", "demo"} <= {*fitting(100, 1024)}
+    assert {"cpu", "few_labels", "demo"} <= {*fitting(100, 1024)}
     assert not {"paper", "official_code"} & {*fitting(100, 1024)}
     assert fitting(500, 6144) == ["paper", "official_code"]
     assert PRESETS["paper"]().fingerprint() == Config().fingerprint(), "a check decides no result"

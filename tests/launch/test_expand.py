@@ -132,7 +132,16 @@ def test_values_on_the_command_line() -> None:
 
 
 def test_the_members_of_a_committee_are_starts_too(tmp_path: Path) -> None:
-    text = 'preset = "tuned"\nsplit = "within-chapman@0.05.s{seed}"\n[grid]\nseed = [20]\nmethod = ["fixmatch", "ecgmatch"]\n'
+    text = """
+        preset = "few_labels"
+        split = "within-chapman@0.05.s{seed}"
+        [grid]
+        seed = [20]
+        [[variants]]
+        method = "fixmatch"
+        [[variants]]
+        method.committee = 4
+    """
     found = planned(write(tmp_path, text))
     start = "within-chapman@0.05.s20.supervised"
     committee = (start, *(f"{start}.member{number}" for number in (2, 3, 4)))
