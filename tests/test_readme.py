@@ -37,11 +37,12 @@ def run(folder: Path, line: str) -> str:
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}"
     return done.stdout
 
 
@@ -90,7 +91,7 @@ def test_the_papers_databases(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_results_and_their_use(tmp_path: Path) -> None:
-    make_databases(tmp_path / "data" / "raw", 400, databases=["chapman"])
+    make_databases(tmp_path / "data" / "raw", 300, databases=["chapman"])
     for line in [*RESULTS, *CLAIMS]:
         run(tmp_path, line)
     assert (tmp_path / "report" / "index.html").is_file()

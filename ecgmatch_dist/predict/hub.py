@@ -1,4 +1,5 @@
-"""A model's name -> its folder: a path, or a name on the Hugging Face hub (`hub://org/name`, `org/name`, `org/name@x`)."""
+"""A model's name -> its folder: a path, a model that comes with this package, or a name on the Hugging Face hub
+(`hub://org/name`, `org/name`, `org/name@x`)."""
 
 import re
 from importlib.util import find_spec
@@ -8,6 +9,8 @@ from ecgmatch_dist.errors import UserError
 
 FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md")
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
+INCLUDED = Path(__file__).parent / "models"
+"""Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""
 NAME = re.compile(r"(?P<marked>hub:/{1,2})?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -15,9 +18,16 @@ def model_folder(name: str | Path) -> tuple[Path, str]:
     """The folder, and what to call the model. A name inside a folder that is there is a path, never one on the hub."""
     path, match = Path(name), NAME.fullmatch(str(name))
     marked = match is not None and match["marked"] is not None
+    if len(path.parts) == 1 and not path.exists() and path.name in included():
+        return INCLUDED / path.name, path.name
     if match is None or (not marked and (path.exists() or path.parent.exists())):
         return path, path.resolve().name if path.name in ("", "..") else path.name
     return _fetched(match["repo"], match["revision"], marked), match["repo"]
+
+
+def included() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(path.parent.name for path in INCLUDED.glob("*/model.safetensors"))
 
 
 def _fetched(repo: str, revision: str | None, marked: bool) -> Path:

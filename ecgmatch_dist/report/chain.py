@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.assess import Assessments
+from ecgmatch_dist.report.drawing import INK, method_colour, panels
 from ecgmatch_dist.report.resample import Floats, interval
 from ecgmatch_dist.report.runs import FinishedRun
 from ecgmatch_dist.report.studies import Column, column_of
@@ -96,6 +98,31 @@ def difference_cell(link: Link, metric: str, assessed: Assessments) -> Cell:
     bounds = interval(over_sets_and_recordings(known))
     text = f"{signed(mean)} [{signed(bounds[0])}, {signed(bounds[1])}]"
     return Cell(text, "value", mean, bold=len(known) >= 3 and excludes_zero(bounds), runs=runs, runs_below=True)
+
+
+def chain_figure(links: Sequence[Link]) -> Figure:
+    """One panel per link and test set: a line per labelled set, from the test MAP of its start to that of its run."""
+    figure, axes = panels(len(links), 4, 2.5, 2.7, (0.62, 0.42, 0.1, 0.62))
+    scores = [run.test.map for link in links for pair in link.pairs for run in pair]
+    low, high = min(scores), max(scores)
+    margin = 0.08 * (high - low) + 0.005
+    for axis, link in zip(axes, links, strict=False):
+        for pair in link.pairs:
+            axis.plot([0, 1], [run.test.map for run in pair], "o-", color=method_colour(pair[1].method), ms=3, lw=1)
+        means = [link.mean("map", of) for of in (0, 1)]
+        axis.plot([0, 1], means, color=INK, lw=2.2)
+        for x, (mean, side) in enumerate(zip(means, ("right", "left"), strict=True)):
+            axis.annotate(
+                f"{mean:.3f}", (x, mean), (-6 if x == 0 else 6, 0), textcoords="offset points", ha=side, va="center"
+            )
+        axis.set_xlim(-0.75, 1.75)
+        axis.set_ylim(low - margin, high + margin)
+        axis.set_xticks([0, 1], [display.method(run.method) for run in link.pairs[0]])
+        tag = f", {link.pairs[0][1].tag}" if link.pairs[0][1].tag else ""
+        axis.set_title(f"{link.column.label}\n{display.percent(link.ratio)} labelled{tag}")
+        axis.grid(False, axis="x")
+    axes[0].set_ylabel("test MAP")
+    return figure
 
 
 def replicates(run: FinishedRun, metric: str, assessed: Assessments) -> Floats | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ecgmatch_dist.report import display, figures, figures_run, significance
 from ecgmatch_dist.report.assess import Assessments
-from ecgmatch_dist.report.chain import chain_table, find_links
+from ecgmatch_dist.report.chain import chain_figure, chain_table, find_links
 from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import SplitSizes
 from ecgmatch_dist.report.runs import FinishedRun
@@ -44,6 +44,7 @@ CHAIN_INTRO = (
     "A chain of runs: without labels, supervised, semi-supervised. Each begins with the weights of the one before it. A start "
     "that was not trained to its end flatters the link behind it."
 )
+CHAIN_CAPTION = "Thin: one labelled set each. Thick: their mean. Axes do not start at zero."
 OUTLOOK_CAPTION = "Dots: runs. Lines: the fitted curves, with 90 % bands. Dotted: the most labels that were tried."
 
 
@@ -111,7 +112,10 @@ def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessm
     """What each link of a chain adds, and what more labels would."""
     runs = {run.folder: run for study in studies for column in study.columns for run in study.column_runs(column)}
     links, outlooks = find_links(runs.values()), find_outlooks(studies, split_sizes)
-    parts = [Part("", [chain_table(links, assessed)])] if links else []
+    parts = []
+    if links:
+        drawn = FigureTask("chain", "From start to end", CHAIN_CAPTION, chain_figure, (links,))
+        parts.append(Part("", [chain_table(links, assessed)], [drawn]))
     if any(outlook.fit for outlook in outlooks):
         curve = FigureTask("outlook", "Learning curves", OUTLOOK_CAPTION, outlook_figure, (outlooks,))
         parts.append(Part("What would more labels buy?", [outlook_table(outlooks)], [curve]))

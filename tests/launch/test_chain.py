@@ -8,7 +8,7 @@ from ecgmatch_dist.launch import expand
 def test_each_link_is_planned_once_and_before_what_starts_from_it(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     text = 'split = "mix@0.05.s{seed}"\npreset = "few_labels"\n[settings]\nselfsupervised = "contrastive"\n'
-    text += '[grid]\nseed = [1, 2]\naugment.crop = [256, 512]\n'
+    text += "[grid]\nseed = [1, 2]\naugment.crop = [256, 512]\n"
     path.write_text(text + '[[variants]]\nmethod = "fixmatch"\n[[variants]]\nmethod.committee = 4\n')
     sweep = expand.load_sweep(str(path))
     base = expand.base_config(sweep, "", "data/shards", Path("runs"), ())

@@ -9,7 +9,7 @@ import pytest
 import tests.support.run_factory as factory
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.assess import assess
-from ecgmatch_dist.report.chain import Link, chain_table, find_links, over_sets_and_recordings
+from ecgmatch_dist.report.chain import Link, chain_figure, chain_table, find_links, over_sets_and_recordings
 from ecgmatch_dist.report.drawing import style
 from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import split_sizes
@@ -68,6 +68,14 @@ def test_without_predictions_there_is_a_difference_and_no_interval(links: list[L
     cell = chain_table(links, {}).blocks[0].rows[0][-1]
     assert cell.text.endswith("–")
     assert not cell.bold
+
+
+def test_the_figure_has_a_line_per_labelled_set_and_one_for_their_mean(links: list[Link]) -> None:
+    with style():
+        (axis,) = chain_figure(links).axes
+    heights = [line.get_ydata() for line in axis.get_lines()]
+    assert len(heights) == 4
+    assert list(heights[-1]) == pytest.approx(np.mean(heights[:-1], axis=0))
 
 
 def test_the_spread_of_labelled_sets_widens_the_interval() -> None:
