@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ecgmatch_dist.data.synthetic.databases import make_databases
-from tests.test_docs import ROOT, commands
+from tests.support.commands import ROOT, commands
 
 README = commands(ROOT / "README.md")
 ELSEWHERE = {

@@ -1,13 +1,45 @@
-"""Reading a command as the real parsers do, without running it."""
+"""The commands in the documentation, and reading one as the real parsers do, without running it."""
 
 import functools
 import importlib
+import re
 import shlex
+from collections.abc import Iterator
+from pathlib import Path
 
 import tyro
 
 from ecgmatch_dist import cli
 from ecgmatch_dist.arguments import parse, pop_option
+
+ROOT = Path(__file__).resolve().parents[2]
+OUR_COMMAND = re.compile(r"(?:^|[\s;])((?:torchrun\b[^;|]*?-m |python3? -m )ecgmatch_dist\S*.*|ecgmatch(?= [a-z]).*)")
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Lines of fenced and indented blocks, with continuation lines joined."""
+    fenced = False
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            while line.endswith("\\"):
+                line = line[:-1] + next(lines)
+            yield line
+
+
+def commands(page: Path) -> list[str]:
+    """Our commands in the blocks of a page or in the comments of a recipe; one with `...` or CAPITALS is a description."""
+    text = page.read_text(encoding="utf-8")
+    lines = blocks(text) if page.suffix == ".md" else (line[2:] for line in text.splitlines() if line.startswith("# "))
+    found = []
+    for line in lines:
+        if match := OUR_COMMAND.search(line):
+            command = re.split(r"\s{2,}|\s(?:#|\||>|&)|;", match[1].strip())[0]
+            if "..." not in command and not re.search(r"\s(?:[A-Z]{3,}\b|\[)", command):
+                found.append(re.sub(r"\$\{?\w+\}?", "1", command))  # variables of a loop
+    return found
 
 
 def check_command(line: str) -> None:
