@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import wfdb
 from rich.console import Console
 from rich.table import Table
 
@@ -59,9 +58,11 @@ def write(folder: Path, number: int) -> Path:
     t = np.arange(5000) / 500
     beats = np.exp(-0.5 * (((t + rng.uniform(0, 1)) % rng.uniform(0.5, 1.2) - 0.3) / 0.012) ** 2)
     signal = rng.uniform(-1.5, 1.5, (12, 1)) * beats + rng.normal(0, 0.02, (12, 5000))
-    kinds = {"fmt": ["16"] * 12, "adc_gain": [1000] * 12, "baseline": [0] * 12, "write_dir": str(folder)}
-    wfdb.wrsamp(f"r{number:06}", 500, ["mV"] * 12, list(LEADS), signal.T, **kinds)
-    return folder / f"r{number:06}.hea"
+    name = f"r{number:06}"
+    lines = [f"{name} 12 500 5000", *(f"{name}.dat 16 1000/mV 16 0 0 0 0 {lead}" for lead in LEADS)]
+    (folder / f"{name}.hea").write_text("\n".join(lines) + "\n")
+    np.round(1000 * signal.T).astype("<i2").tofile(folder / f"{name}.dat")
+    return folder / f"{name}.hea"
 
 
 def timed(run: Path, names: Sequence[Path], workers: int, folder: Path) -> tuple[float, float]:
