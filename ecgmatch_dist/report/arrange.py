@@ -70,8 +70,8 @@ def main_settings(runs: Iterable[FinishedRun]) -> MainSettings:
     out = {}
     for key, members in groups.items():
         candidates = [run for run in members if not run.tag] or members
-        settings_by_text = {repr(sorted(run.settings.items())): run.settings for run in candidates}
-        count = Counter(repr(sorted(run.settings.items())) for run in candidates)
+        texts = [repr(sorted(run.settings.items())) for run in candidates]
+        settings_by_text, count = dict(zip(texts, (run.settings for run in candidates), strict=True)), Counter(texts)
         distance = {text: sum(defaults.get(k, v) != v for k, v in s.items()) for text, s in settings_by_text.items()}
         out[key] = settings_by_text[min(settings_by_text, key=lambda text: (-count[text], distance[text], text))]
     return out

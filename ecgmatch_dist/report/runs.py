@@ -13,6 +13,7 @@ from ecgmatch_dist.record.environment import Environment, read_environment
 from ecgmatch_dist.record.metrics_file import read_latest
 from ecgmatch_dist.record.result import Result, read_result
 from ecgmatch_dist.record.weights import read_notes
+from ecgmatch_dist.terminal.waiting import track
 
 MAX_DEPTH = 3
 """Levels of folders to search: a sweep may keep its runs in a folder of its own."""
@@ -58,7 +59,8 @@ def find_runs(root: Path, report_folder: Path) -> tuple[list[FinishedRun], list[
     runs: list[FinishedRun] = []
     problems: list[Problem] = []
     first_copies: dict[tuple[str, str], FinishedRun] = {}
-    for folder in find_run_folders(root, report_folder.resolve(), MAX_DEPTH, problems):
+    folders = find_run_folders(root, report_folder.resolve(), MAX_DEPTH, problems)
+    for folder in track(folders, "read runs", len(folders)):
         try:
             run = read_run(folder)
         except UserError as error:
