@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import wfdb
 
 import ecgmatch_dist as em
 from ecgmatch_dist.data.preprocess import LEADS
@@ -81,6 +82,9 @@ def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
         *(originals / "odd").glob("*.hea")
     ]
     headers.append(write_record(tmp_path / "short", "short", ecg(4, 250), 250))
+    packed = {"fmt": ["212"] * 12, "adc_gain": [200] * 12, "baseline": [0] * 12, "write_dir": str(tmp_path)}
+    wfdb.wrsamp("packed", 500, ["mV"] * 12, list(LEADS), ecg(seed=6).T, **packed)
+    headers.append(tmp_path / "packed.hea")
     files = [file for header in headers for file in header.parent.glob(f"{header.stem}.*")]
     signal = ecg(10, 400, seed=5).astype(np.float32)
     lines = [",".join(f"{value:.6f}" for value in row) for row in signal[[1, 0, *range(2, 12)]].T]
