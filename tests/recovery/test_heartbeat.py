@@ -53,12 +53,12 @@ def sabotage(way: str) -> None:
     """Make this process fail at step `STEP`: between the exchange of the bank and the gradients, or while it reads."""
     calls = 0
     if way == "stall":
-        read = Stream.__getitem__
+        read = Stream._read
 
-        def slow(self: Stream, g: int) -> Any:
-            return _stall() if g == STEP - 1 else read(self, g)
+        def slow(self: Stream, g: int, pool: Any = None) -> Any:
+            return _stall() if g == STEP - 1 else read(self, g, pool)
 
-        Stream.__getitem__ = slow  # type: ignore[method-assign]
+        Stream._read = slow  # type: ignore[method-assign]
         return
     act = {"kill": _kill, "freeze": _freeze, "raise": _raise}[way]
     bce = ecgmatch.bce
