@@ -16,7 +16,7 @@ from torch import Tensor
 from ecgmatch_dist.errors import UserError
 
 TILE_BYTES = 1 << 29  # of one of the two tiles of scores that Faiss computes at a time; less on GPUs of 8 GB
-CANDIDATES = 256  # per query and tile: the looks of bank/search.py take fewer
+CANDIDATES = 256  # per query and tile, reserved at once: the first two looks of bank/search.py take fewer
 
 
 def has_faiss() -> bool:
@@ -78,14 +78,14 @@ def faiss_cpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(scores), torch.from_numpy(rows)
 
 
-def temporary_memory(queries: int, rows: int, dim: int) -> int:
+def temporary_memory(queries: int, rows: int, dim: int, candidates: int = CANDIDATES) -> int:
     """Bytes that a search takes from Faiss's temporary memory: two tiles of fp32 scores, and their candidates (fp32 scores and
     int64 rows). Faiss chooses the tiles without regard to what is reserved (`chooseTileSize` in its DistanceUtils.cuh,
     `runDistance` in Distance.cu). With less, every search allocates and frees on the device, and waits for it each time."""
     height = 1024 if dim <= 32 else 512
     tile_rows, tile_columns = min(queries, height), min(rows, TILE_BYTES // (4 * height))
     tiles = -(-rows // max(1, tile_columns))
-    temporaries = [4 * tile_rows * tile_columns, (4 + 8) * tile_rows * tiles * CANDIDATES]
+    temporaries = [4 * tile_rows * tile_columns, (4 + 8) * tile_rows * tiles * max(candidates, CANDIDATES)]
     return 2 * sum(temporaries) + 4 * queries + (1 << 16)  # the norms of the queries, and alignment
 
 
@@ -109,15 +109,15 @@ def _gpu_resources(device: int) -> Resources:
     return Resources()
 
 
-def _reserved(q: Tensor, z: Tensor) -> Any:
-    return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), *z.shape))
+def _reserved(q: Tensor, z: Tensor, m: int) -> Any:
+    return _gpu_resources(torch.cuda.current_device()).reserve(temporary_memory(len(q), len(z), z.shape[1], m))
 
 
 def faiss_gpu_candidates(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """`faiss.knn_gpu` on the memory of the bank, on torch's current stream."""
     faiss = load_faiss_for_tensors()
     with torch.cuda.device(z.device):  # on another current device, Faiss is silently wrong
-        scores, rows = faiss.knn_gpu(_reserved(q, z), q.contiguous(), z, m, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, rows = faiss.knn_gpu(_reserved(q, z, m), q.contiguous(), z, m, metric=faiss.METRIC_INNER_PRODUCT)
     return scores, rows
 
 
@@ -152,7 +152,7 @@ class ResidentIndex:
         faiss = load_faiss()
         with torch.cuda.device(z.device):
             number = torch.cuda.current_device()
-            resources = _reserved(q, z)
+            resources = _reserved(q, z, m)
 
             def make(dim: int) -> Any:
                 return faiss.GpuIndexFlatIP(resources, dim, _on(number, faiss.GpuIndexFlatConfig()))

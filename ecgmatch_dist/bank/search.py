@@ -23,10 +23,8 @@ from ecgmatch_dist.bank.faiss_backends import (
 )
 from ecgmatch_dist.errors import UserError
 
-MARGINS: tuple[int, ...] = (
-    8,
-    128,
-)  # candidates beyond k of the first and of the second look: rounding seldom makes a last one necessary
+MARGINS: tuple[int, ...] = (8, 128, 2000)  # candidates beyond k of each look: seldom is a search in fp64 necessary
+WIDEST = 2048  # candidates that Faiss's kernels can select
 QUERIES, CHUNK, BLOCK = 512, 16384, 64  # tile of the torch backend, measured fastest on CPU: 32 MB of scores
 CHUNK_CUDA = 131_072  # on a GPU each tile costs launches, not cache: 256 MB of scores
 ELEMENTS = 1 << 22  # per fp64 temporary: 32 MB
@@ -142,9 +140,10 @@ def exact_search(
     """q fp32 [Q, D], z fp32 [n, D] -> the k best rows of each query, bit for bit as `reference_search`.
 
     The backend's fp32 scores choose k + 8 candidates, and canonical scores decide among them. If the last candidate is within
-    rounding of the k-th neighbour, a better row may have been missed. Such queries get a second look with k + 128 candidates:
-    in a large bank neighbours are close together. What is still open is searched in fp64. The host reads which queries are
-    open: the only synchronisation of a step, and another one for each further look. `looks` receives the queries of each look.
+    rounding of the k-th neighbour, a better row may have been missed. Such queries get a second look with k + 128 candidates,
+    and a third with k + 2,000: in a large bank neighbours are close together. What is still open is searched in fp64. The host
+    reads which queries are open: the only synchronisation of a step, and another one for each further look. `looks` receives
+    the queries of each look.
     """
     n = len(z)
     looks = [] if looks is None else looks
@@ -156,12 +155,13 @@ def exact_search(
         for margin in margins:
             part = q if left is None else q[left]
             looks.append(len(part))
-            best, is_open = _look(part, z, k, min(n, k + margin), backend)
+            m = min(n, k + margin, max(WIDEST, k + MARGINS[0]))
+            best, is_open = _look(part, z, k, m, backend)
             if left is None:
                 found = best
             else:
                 found.scores[left], found.rows[left] = best
-            if n <= k + margin:
+            if n <= m:
                 return found
             still = is_open.nonzero().squeeze(1)
             left = still if left is None else left[still]
@@ -221,7 +221,7 @@ def _surplus_copies(z: Tensor, k: int) -> Tensor:
 
 
 class ExactSearch:
-    """An exact backend with the interface that the bank uses. If most queries needed a second look, later searches begin with
+    """An exact backend with the interface that the bank uses. If most queries needed another look, later searches begin with
     it: the results are the same."""
 
     def __init__(self, name: str) -> None:
@@ -230,8 +230,8 @@ class ExactSearch:
     def search(self, q: Tensor, z: Tensor, k: int) -> Candidates:
         looks: list[int] = []
         found = exact_search(q, z, k, self.backend, self.margins, looks)
-        if self.margins == MARGINS and 2 * sum(looks[1:2]) > len(q):
-            self.margins = MARGINS[1:]
+        if len(self.margins) > 1 and 2 * sum(looks[1:2]) > len(q):
+            self.margins = self.margins[1:]
         return found
 
     def changed(self, z: Tensor, rows: Tensor) -> None:

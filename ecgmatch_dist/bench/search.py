@@ -86,17 +86,18 @@ def grown(features: Tensor, rows: int, seed: int, nearest: int = 2, noise: float
 
 
 def bench_looks(features: Tensor, rows: int, queries: int, k: int, repeats: int) -> list[Comparison]:
-    """How many queries each look leaves open in a bank of features, and the search with and without its second look; with
-    `repeats` 0 only by the fastest backend, and without times."""
+    """How many queries are left to the search in fp64 in a bank of features, and the search with and without its further looks;
+    with `repeats` 0 by one backend, and without times."""
     q, z = grown(features, queries, seed=1), grown(features, rows, seed=2)
     out = []
     for name in available(CPU) if repeats else available(CPU)[-1:]:
         looks: list[int] = []
         found = exact_search(q, z, k, BACKENDS[name], looks=looks).rows
-        _, second, last = [*looks, 0, 0][:3]
+        after = [100 * count / queries for count in [*looks[1:], 0, 0, 0][: len(MARGINS)]]
         what = f"queries left to fp64, {rows:,} rows of features by {name}"
-        shares = 100 * last / queries, 100 * second / queries
-        out.append(Comparison(what, "without the second look", *shares, "%", second / max(last, 1)))
+        note = ", ".join(f"{share:.1f} % after k + {m} candidates" for share, m in zip(after, MARGINS, strict=True))
+        ratio = after[0] / max(after[-1], 100 / queries) if after[0] else 1.0
+        out.append(Comparison(what, "without further looks", after[-1], after[0], "%", ratio, f"open: {note}"))
         if not repeats:
             continue
         once = partial(exact_search, q, z, k, BACKENDS[name], MARGINS[:1])
@@ -108,7 +109,7 @@ def bench_looks(features: Tensor, rows: int, queries: int, k: int, repeats: int)
         ms = {way: 1e3 * seconds for way, seconds in interleave(ways, repeats).items()}
         what = f"search of {rows:,} rows of features by {name}"
         ratio = ms["before"] / ms["after"]
-        out.append(Comparison(what, "without the second look", ms["after"], ms["before"], "ms", ratio))
+        out.append(Comparison(what, "without further looks", ms["after"], ms["before"], "ms", ratio))
     return out
 
 
@@ -174,7 +175,8 @@ def main(
         )
     if features is not None:
         known = read_features(features)
-        title = f"{queries} queries, {len(known):,} features of {features}, repeated; K = {neighbours}, medians of {repeats}"
+        turns = f", medians of {repeats}" if repeats else ""
+        title = f"{queries} queries, {len(known):,} features of {features}, repeated; K = {neighbours}{turns}"
         show(title, [row for n in rows for row in bench_looks(known, n, queries, neighbours, repeats)], json)
         return
     import faiss

@@ -105,13 +105,13 @@ def test_a_resident_index_uses_the_kernels_that_are_known(
 
 @pytest.mark.parametrize("dim", [16, 32, 33, 128])
 @pytest.mark.parametrize("count", [1000, 75_000, 262_144, 1_250_000, 10_000_000])
-@pytest.mark.parametrize("queries", [56, 448, 512, 3584])
-def test_what_a_search_takes_fits(queries: int, count: int, dim: int) -> None:
+@pytest.mark.parametrize(("queries", "margin"), [(56, 8), (448, 128), (200, 2000), (3584, 128)])
+def test_what_a_search_takes_fits(queries: int, margin: int, count: int, dim: int) -> None:
     """The temporaries of `runDistance` in Faiss's Distance.cu on a GPU of more than 8 GB, each rounded up to 256 bytes: 1 GiB
     for two tiles, of 512 queries or, with few features, 1,024."""
     preferred = 1024 if dim <= 32 else 512
     height, width = min(preferred, queries), min((1 << 30) // (2 * 4) // preferred, count)
-    candidates = height * -(-count // width) * (5 + 128)
+    candidates = height * -(-count // width) * (5 + margin)
     sizes = [4 * queries, *2 * [4 * height * width], *2 * [4 * candidates], *2 * [8 * candidates]]
     needed = sum(-(-size // 256) * 256 for size in sizes)
-    assert needed <= temporary_memory(queries, count, dim) <= 1536 << 20, "Faiss reserves 1.5 GiB at most"
+    assert needed <= temporary_memory(queries, count, dim, 5 + margin) <= 1536 << 20, "Faiss reserves 1.5 GiB at most"

@@ -127,15 +127,15 @@ def test_the_reference_is_right() -> None:
 
 
 def test_a_lost_tie_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend keeps the highest rows of a tie: only a later look finds the lowest, of more than k + 128 copies the last."""
+    """The backend keeps the highest rows of a tie: only a later look finds the lowest, of many copies the last."""
 
     def high_rows(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
         scores, rows = (q @ z.flip(0).T).sort(dim=1, descending=True, stable=True)
         return scores[:, :m], len(z) - 1 - rows[:, :m]
 
-    few, z = points("copies", 300, 8), points("copies", 900, 8)
+    few, some, z = (points("copies", n, 8) for n in (300, 900, 9000))
     q = z[:10]
-    for bank, wanted in ((few, [10, 10]), (z, [10, 10, 10])):
+    for bank, wanted in ((few, [10, 10]), (some, [10, 10, 10]), (z, [10, 10, 10, 10])):
         looks: list[int] = []
         assert same(exact_search(bank[:10], bank, 5, high_rows, looks=looks), reference_search(bank[:10], bank, 5))
         assert looks == wanted
@@ -151,11 +151,11 @@ def test_a_crowded_bank_is_searched_with_more_candidates_at_once() -> None:
     z = normalise(points("random", 1, 16) + 1e-4 * points("random", 3000, 16, seed=1))
     searcher, truth = ExactSearch("torch"), reference_search(z[:20], z, 5)
     assert same(searcher.search(z[:20], z, 5), truth)
-    assert searcher.margins == (128,)
+    assert searcher.margins == (128, 2000)
     assert same(searcher.search(z[:20], z, 5), truth)
     loose = ExactSearch("torch")
     loose.search(points("random", 20, 64, seed=1), points("random", 3000, 64), 5)
-    assert loose.margins == (8, 128)
+    assert loose.margins == (8, 128, 2000)
 
 
 def test_few_queries_are_searched_twice() -> None:
