@@ -202,7 +202,8 @@ def test_fifty_labels_by_keyboard_killed_and_continued_by_two_readers(tmp_path: 
             wait_for(browser, "document.getElementById('why').textContent === 'answered before'")
             press(browser, "z")
             wait_for(browser, "document.getElementById('progress').textContent.startsWith('49 answered')")
-        assert browser.complaints == []
+        # While nobody served, the open page asked in vain; anything else would be an error of ours.
+        assert [text for text in browser.complaints if "net::ERR_" not in text] == []
     last = list(pressed)[-1]
     subprocess.run([sys.executable, *start(tmp_path, "--summary")], check=True, capture_output=True)
     rows = {row["recording"]: row for row in csv.DictReader((tmp_path / "labels.csv").open())}
