@@ -44,7 +44,7 @@ def main(
     """Predict new recordings with the kept model of a finished run. For research; not a medical device.
 
     Args:
-        run: The run's folder.
+        run: The run's folder, one that `ecgmatch export` wrote, chapman_ptbxl (comes with the package), or a name on the hub.
         records: Files, folders, or lists of them (@list.txt, one path per line).
         out: Table of all predictions, with the reason for each file that cannot be read: .csv, .jsonl or .parquet.
         pages: Folder for one page per recording: ECG paper, probabilities, what mattered, the nearest known cases.

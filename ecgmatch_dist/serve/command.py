@@ -25,7 +25,7 @@ def main(
     """Serve a page to drop ECG files on, and POST /predict for programs. For research; not a medical device.
 
     Args:
-        run: The run's folder, or a folder that `ecgmatch export` wrote.
+        run: The run's folder, one that `ecgmatch export` wrote, chapman_ptbxl (comes with the package), or a name on the hub.
         port: Where to listen; 0: any port that is free.
         host: Address to listen on; the default is this machine alone. There is no password.
         nearest: Number of known cases to show.

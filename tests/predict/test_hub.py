@@ -65,3 +65,21 @@ def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatc
     assert hub.model_folder("mistyped") == (Path("mistyped"), "mistyped")
     assert hub.model_folder(tmp_path / "x") == (tmp_path / "x", "x")
     assert hub.model_folder(Path())[1] == tmp_path.name
+
+
+def test_the_models_of_the_package_answer_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub.included() == ["chapman_ptbxl"]
+    model = em.load("chapman_ptbxl", "cpu")
+    answer = model.predict(ecg(), rate=500)
+    assert (model.name, list(answer.probabilities)) == ("chapman_ptbxl", ["CD", "Rhythm", "STT", "Other", "Normal"])
+    assert answer.nearest == ()  # the package holds no recordings
+    card = (hub.INCLUDED / "chapman_ptbxl" / "README.md").read_text(encoding="utf-8")
+    assert "CC BY 4.0" in card
+    assert "Not a medical device" in card
+
+
+def test_a_folder_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "chapman_ptbxl")
+    assert hub.model_folder("chapman_ptbxl") == (Path("chapman_ptbxl"), "chapman_ptbxl")
