@@ -66,7 +66,7 @@ def test_the_short_help_of_train_fits_a_screen_and_names_the_choices(
     assert "--help-all" in out
     assert "--optim.momentum" not in out
     everything = say(capsys, monkeypatch, "train", "--preset", "few_labels", "--help-all")
-    for option in ("--optim.lr", "--model.width", "--method.neighbours", "--name", "--pretrain.steps 800"):
+    for option in ("--optim.lr", "--model.width", "--method.neighbours", "--name", "--pretrain.steps 4000"):
         assert option in everything, option
     assert "--pretrain.lr" not in everything  # as optim.lr
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ecgmatch_dist.predict.command import on_screen
 from ecgmatch_dist.predict.model import Predictor
-from ecgmatch_dist.predict.table import write_csv
+from ecgmatch_dist.predict.table import columns, write_csv
 from tests.support.prediction import ecg, write_model
 
 
@@ -19,6 +19,6 @@ def test_on_the_screen_and_in_the_table(tmp_path: Path) -> None:
     screen = Console(file=io.StringIO(), width=200)
     screen.print(on_screen(answer, model))
     assert "=a[/x]\\x1b[31m.hea" in screen.file.getvalue()  # type: ignore[attr-defined]
-    write_csv(lambda: iter([answer.to_json()]), tmp_path / "table.csv")
+    write_csv(lambda: iter([answer.to_json()]), columns(model.classes), tmp_path / "table.csv")
     (row,) = csv.DictReader((tmp_path / "table.csv").open())
     assert row["path"] == "'=a[/x]\\x1b[31m.hea"

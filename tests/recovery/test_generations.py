@@ -204,7 +204,7 @@ def test_late_lines_are_in_no_file(tmp_path: Path) -> None:
     old.start(0)
     old.say("one")
     old.scalars(1, "train", {"loss": 1.0})
-    old.board.flush()
+    old.board("flush")
     new = RunLogger(tmp_path, active=True, steps=9, fence=Fence.acquire(tmp_path))
     new.start(1)
     old.say("late")  # its last check came before the takeover
