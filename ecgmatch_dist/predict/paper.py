@@ -53,6 +53,10 @@ class Picture:
     marks: dict[str, tuple[NDArray[np.float32], float]] = field(default_factory=dict)
     """Name of a group -> strength of the pieces of each lead [12, pieces] in [-1, 1], and a piece's seconds."""
 
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.svg("")
+
     def svg(self, title: str) -> str:
         """The picture. Groups of marks have the class `mark` and their name as `data-mark`."""
         signal = self.signal[:, : round(SECONDS * self.rate)].astype(np.float64)
