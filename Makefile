@@ -23,10 +23,10 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 	$(BIN)/mypy
 
 # Two workers with one computing thread each: the machines that this must pass on have two cores.
-test: lint ## lint, types and all tests that need no system packages (7 minutes)
+test: lint ## lint, types and all tests that need no system packages (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks (10 minutes)
+test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the README's commands (12 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)

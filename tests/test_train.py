@@ -195,7 +195,9 @@ def untouched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_a_killed_run_resumes_to_the_bit(untouched: Config, tmp_path: Path, number: signal.Signals) -> None:
     killed = replace(untouched, runs=tmp_path)
     folder = killed.runs / "within-chapman@0.2.s20.ecgmatch"

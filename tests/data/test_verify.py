@@ -58,6 +58,7 @@ def test_good_shards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         verify.main(folder, expect=True)
 
 
+@pytest.mark.slow
 def test_three_ways_to_read_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify.main(folder, modes=True)
     header, *lines = capsys.readouterr().out.splitlines()[-4:]

@@ -38,6 +38,7 @@ def test_torchruns_summary_ends_in_our_line(data: Path, tmp_path: Path) -> None:
     assert "To enable traceback see" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_train_together(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command(tiny(data, tmp_path)), "--ranks=2", "--init=scratch"],

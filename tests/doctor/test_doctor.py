@@ -182,6 +182,7 @@ def _training(rank: int, world: int) -> Finding:
     return ranks.training(ranks.Ranks(rank, world, rank, world, CPU))
 
 
+@pytest.mark.slow
 def test_a_training_with_other_statistics_is_refused() -> None:
     assert run_processes(2, _training, timeout=200)[0].state == "refused"
 

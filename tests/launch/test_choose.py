@@ -58,6 +58,7 @@ def test_the_best_on_validation_is_written_per_setting_and_method(searched: Path
     assert found["cross-ptbxl@0.01", "mixmatch"].settings == {"method.lambda_u": 75.0}
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_file(searched: Path, tmp_path: Path) -> None:
     file = tmp_path / "chosen.toml"
     choose("search", runs=searched, write=file)
@@ -72,6 +73,7 @@ def test_a_comparison_takes_the_file(searched: Path, tmp_path: Path) -> None:
     assert "cross-g12ec@0.01.s21.supervised" in by_name  # the starts are shared with everybody
 
 
+@pytest.mark.slow
 def test_what_cannot_be_chosen_or_taken_is_refused(searched: Path, tmp_path: Path) -> None:
     file = tmp_path / "chosen.toml"
     choose("search", runs=searched, write=file)

@@ -213,6 +213,7 @@ def test_in_a_browser(address: str, desk: Desk, tmp_path: Path, shared_data: Pat
         assert browser.evaluate("document.documentElement.scrollWidth") <= 420
 
 
+@pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path, record: Path) -> None:
     command = [sys.executable, "-m", "ecgmatch_dist", "serve", str(run), "--port"]
     with served(*command[1:], "0", TMPDIR=str(tmp_path)) as (process, line):
