@@ -146,7 +146,9 @@ class ShardStore:
         values: list[str] = []
         numbers = np.empty(len(self), np.int32)
         for table, start in zip(self.tables, self.starts[:-1], strict=True):
-            np.add(table.codes(name), len(values), out=numbers[start : start + len(table)], casting="unsafe")
+            own = numbers[start : start + len(table)]
+            own[:] = table.codes(name)  # of a table with few values they are bytes, in which the sum would not fit
+            own += len(values)
             values += table.values(name)
         return values, numbers
 

@@ -92,6 +92,18 @@ def test_one_of_another_manifest_is_not_used(root: Path) -> None:
     assert any(NAME in doubt for doubt in verify.verify(root / "own").doubts)
 
 
+@pytest.mark.parametrize("distinct", [3, 200, 300])
+def test_codes_of_several_databases_are_those_of_their_rows(tmp_path: Path, distinct: int) -> None:
+    """A table numbers few values by bytes; together they are more than a byte holds."""
+    for database, first in (("chapman", 10**6), ("ptbxl", 2 * 10**6), ("ningbo", 3 * 10**6)):
+        make_shards(
+            tmp_path, database, 310, 16, [f"426783006 {first + i % distinct}" for i in range(310)], per_shard=310
+        )
+    store = ShardStore(tmp_path, ["chapman", "ptbxl", "ningbo"])
+    values, numbers = store.coded("codes")
+    assert [values[number] for number in numbers] == store.manifest["codes"].tolist()
+
+
 def test_names_that_are_not_in_order_are_found(tmp_path: Path) -> None:
     rows = read_manifest(_small(tmp_path)).assign(key=["b", "a-seg2", "a-b", "c"])
     table = collect([rows.iloc[:3], rows.iloc[3:]])
