@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,formats,onnx,parquet,web,hub,dev]'
 	@touch $@
 
-demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (3 minutes)
+demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (5 minutes)
 	$(BIN)/ecgmatch demo --to demo
 
 lint: $(STAMP) ## ruff and mypy --strict (1 minute)
