@@ -112,6 +112,7 @@ class RemoteFolder:
         self.cache_bytes = cache_bytes
         self.meta = cache / "meta" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self.shards = cache / "shards"
+        self._room = self.shards / "room.lock"
         try:
             for folder in (self.meta, self.shards):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,8 @@ class RemoteFolder:
                 for attempt in range(1, ATTEMPTS + 1):
                     self._download(f"{shard.database}/{shard.name}", part, shard.bytes)
                     if part.stat().st_size == shard.bytes and file_sha256(part) == shard.sha256:
-                        os.replace(part, copy)
+                        with locked(self._room):  # whoever counts what is there sees one of the two names
+                            os.replace(part, copy)
                         return
                     time.sleep(PAUSE * attempt)
             finally:
@@ -182,7 +184,7 @@ class RemoteFolder:
             raise UserError(f"{self.where(shard)}: {shard.bytes:,} bytes do not fit the cache of {self.cache_bytes:,}")
         part = self.shards / f"{shard.sha256}.{shard.bytes}.part"
         while True:
-            with locked(self.shards / "room.lock"):
+            with locked(self._room):
                 copies = sorted(((p, p.stat()) for p in self.shards.glob("*.tar")), key=lambda c: c[1].st_mtime_ns)
                 used = sum(stat.st_size for _, stat in copies) + sum(map(reserved_bytes, self._unfinished(part)))
                 while copies and used + shard.bytes > self.cache_bytes:

@@ -21,6 +21,7 @@ from ecgmatch_dist.data.remote import RemoteFolder, plain_name, scheme_of
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import Stream
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.lock import locked
 from tests.support.shard_factory import make_shards
 from tests.support.web_server import Server
 
@@ -301,6 +302,22 @@ def test_threads_fetch_together_within_the_bound(shards: Any, server: Server, tm
     watcher.join()
     assert 0 < most[0] <= 2 * size
     assert not list((cache / "shards").glob("*.part"))
+
+
+def test_a_shard_arrives_only_while_nobody_counts_the_cache(shards: Any, server: Server, tmp_path: Path) -> None:
+    """Renamed between the two lists of whoever makes room, it would be in neither, and the cache would outgrow its bound."""
+    server.delay = 0.2
+    s = ShardStore(server.url, ["chapman"], cache=tmp_path)
+    folder = tmp_path / "shards"
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(s.read, np.arange(2))
+        while not list(folder.glob("*.part")):
+            time.sleep(0.002)
+        with locked(folder / "room.lock"):
+            time.sleep(0.6)
+            assert list(folder.glob("*.part"))
+            assert not list(folder.glob("*.tar"))
+        assert np.array_equal(reading.result(), shards[1][:2])
 
 
 def test_threads_that_want_one_shard_fetch_it_once(shards: Any, server: Server, tmp_path: Path) -> None:
