@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from ecgmatch_dist.config import Config, Optim, methods
-from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.errors import UserError, require
 from ecgmatch_dist.presets import PRESETS
 
 EXAMPLES = """
-  ecgmatch train --preset few_labels --split splits/within-chapman@0.05.s20.json --shards data/shards
-  ecgmatch train --ranks 8 --split splits/mix@0.01.s20.json --shards data/shards    # or: torchrun -m ecgmatch_dist.train
-  ecgmatch train --preset few_labels --method fixmatch --tag slow --optim.lr 0.001 --split splits/mix@0.05.s20.json
+  ecgmatch train --preset few_labels --split splits/within-chapman@0.05.s20.json
+  ecgmatch train --ranks 8 --split splits/mix@0.01.s20.json --shards data/shards
+  ecgmatch train --method fixmatch --tag slow --optim.lr 0.001
 """
 MAIN = ("split", "shards", "runs", "tag", "seed", "init")
 """What the short help shows; the rest is in --help-all."""
@@ -37,7 +37,19 @@ def parse(args: list[str]) -> Config:
         read(base, ["--help"], short_help(preset, name), hidden)
     if "--help-all" in args:
         read(base, ["--help"], long_help(base), OTHER_OPTIM)
-    return Config(**vars(read(base, args))).settled()
+    config = Config(**vars(read(base, args)))
+    refuse_unused_optim(config, base)
+    return config.settled()
+
+
+def refuse_unused_optim(config: Config, base: Config) -> None:
+    """A run that others start from has the optimiser of its own section, so that it is the same for all of them."""
+    if not config.method.is_start:
+        return
+    section = "pretrain" if config.method.needs_labels else "contrast"
+    for key, value in vars(config.optim).items():
+        remedy = f"{config.method.name} has the optimiser of `{section}`; give --{section}.{key.replace('_', '-')}"
+        require(value == getattr(base.optim, key), f"optim.{key}", value, remedy)
 
 
 def read(base: Config, args: list[str], description: str = "", hidden: Sequence[str] = ()) -> Any:

@@ -218,12 +218,14 @@ def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | Non
             told = f"{folder.path.name}: finished already, test MAP {folder.result().test.map:.4f}"
             print(f"run {place}: {told}" if place else told, flush=True)
         return folder
-    counts = split.size("labelled"), split.size("unlabelled")
-    fitted(config, *counts).check_shares(ranks.world)  # `build_run` knows whose labels are unknown, and checks again
-    config.method.check_size(*counts)
     if chain is None:
         check_before_training(config, split, ranks.main)
         chain = Chain(config)
+    unlabelled = split.size("unlabelled")
+    counts = split.size("labelled"), min(unlabelled, config.data.unlabelled or unlabelled)
+    fitted(config, *counts).check_shares(ranks.world)  # `build_run` knows whose labels are unknown, and checks again
+    if not config.data.archive:  # it fills the bank, too; how far is known later
+        config.method.check_size(*counts, config.optim.unlabelled_batch)
     starts = [train_run(start, ranks, signals, chain) for start in starts_of(config, split.name, ranks)]
     place = chain.place(config)
     if ranks.main and place:

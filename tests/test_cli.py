@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from ecgmatch_dist import __version__, cli
-from ecgmatch_dist.arguments import parse
+from ecgmatch_dist.arguments import EXAMPLES, parse
 from ecgmatch_dist.config import methods
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
@@ -61,6 +61,8 @@ def test_the_short_help_of_train_fits_a_screen_and_names_the_choices(
     out = say(capsys, monkeypatch, "train", "--help")
     assert out.count("\n") < 60
     assert out.index("ecgmatch train --preset few_labels") < out.index("--tag")  # examples first
+    for example in EXAMPLES.strip().splitlines():
+        assert f"{example.strip()}\n" in re.sub(r" +\n", "\n", out)  # each on one line
     for name in [*PRESETS, *methods()]:
         assert f"  {name} " in out, name
     assert "--help-all" in out
@@ -153,3 +155,11 @@ def test_presets_and_overrides() -> None:
         parse(["--preset", "nothing"])
     with pytest.raises(UserError, match="--method best: known are supervised"):
         parse(["--method", "best"])
+
+
+@pytest.mark.parametrize(("method", "section"), [("supervised", "pretrain"), ("contrastive", "contrast")])
+def test_an_optimiser_that_would_not_be_used_is_refused(method: str, section: str) -> None:
+    """The run would train with other settings than were asked for, without a word."""
+    with pytest.raises(UserError, match=f"optim.weight_decay = 0.5.*--{section}.weight-decay"):
+        parse(["--method", method, "--optim.weight-decay", "0.5"])
+    assert parse(["--method", method, f"--{section}.weight-decay", "0.5"]).optim.weight_decay == 0.5

@@ -1,5 +1,6 @@
 """Configuration: round trip through JSON, early errors that name the field, and what counts as the same run."""
 
+import json
 import subprocess
 import sys
 from dataclasses import Field, fields, is_dataclass, replace
@@ -185,3 +186,12 @@ def test_run_names() -> None:
 def test_reading_a_configuration_needs_no_torch() -> None:
     code = "import sys, ecgmatch_dist.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_whole_number_for_a_fraction_is_the_same_setting() -> None:
+    """A preset says 100 passes, a sweep's job reads 100.0 from its file: both must find the same start."""
+    for make in PRESETS.values():
+        config = make()
+        assert from_json(json.loads(json.dumps(config.to_json()))).fingerprint() == config.fingerprint()
+    config = Config(method=ECGMatchSettings(lambda_u=1))
+    assert config.fingerprint() == Config(method=ECGMatchSettings(lambda_u=1.0)).fingerprint()

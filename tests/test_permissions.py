@@ -57,7 +57,7 @@ def test_without_write_permission_every_command_says_a_sentence(tmp_path: Path) 
         ["shards", "verify", shards],
         ["split", "within", "--shards", shards, "--database", "own", "--to", inside],
         ["train", "--preset", "cpu", "--split", str(tmp_path / "split.json"), "--shards", shards, "--data.length", "64",
-         "--runs", str(closed / "runs")],
+         "--optim.unlabelled-batch", "16", "--runs", str(closed / "runs")],
         ["report", str(closed / "runs"), "--out", inside],
         ["sweep", "within", "--cluster", "local", "--shards", shards, "--runs", str(closed / "runs")],
         ["choose", "within", "--runs", str(closed / "runs"), "--write", inside],

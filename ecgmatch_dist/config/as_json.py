@@ -19,6 +19,8 @@ def as_json(node: Any, without: tuple[Role, ...] = (), older: bool = False) -> d
             continue
         if dataclasses.is_dataclass(value):
             out[f.name] = as_json(value, without, older)
-        else:
-            out[f.name] = str(value) if isinstance(value, Path) else value
+        elif isinstance(value, Path):
+            out[f.name] = str(value)
+        else:  # 100 for a float is the same setting as 100.0, and must have the same fingerprint
+            out[f.name] = float(value) if f.type is float else value
     return out

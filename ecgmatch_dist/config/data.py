@@ -18,6 +18,9 @@ class Data:
 
     window: int = 0
     """Shuffle within this many shards at a time, so that the cache need not hold all of them; 0: shuffle all."""
+    unlabelled: int = added(0)
+    """Train with at most so many recordings of the split's unlabelled part, drawn by its seed; a larger number adds to those of
+    a smaller one; 0: all."""
     cache: str = execution("")
     """Folder on a local disk for downloaded shards; empty: ecgmatch/ in the user's cache folder."""
     cache_gib: float = execution(32.0)
@@ -37,11 +40,14 @@ class Data:
     def __post_init__(self) -> None:
         if self.reader == "webdataset":
             require(self.window == 0, "data.window", self.window, "0: the reader webdataset has data.buffer instead")
+            remedy = "0: the reader webdataset takes whole tars"
+            require(self.unlabelled == 0, "data.unlabelled", self.unlabelled, remedy)
         else:
             for name in ("archive", "workers", "buffer"):
                 value, default = getattr(self, name), getattr(Data, name)
                 require(value == default, f"data.{name}", value, f"{default!r}, or choose data.reader = webdataset")
         require(self.workers > 0, "data.workers", self.workers, "at least 1")
         require(self.buffer > 0, "data.buffer", self.buffer, "at least 1 recording")
+        require(self.unlabelled >= 0, "data.unlabelled", self.unlabelled, "a number of recordings, or 0 for all")
         require(self.window >= 0, "data.window", self.window, "a number of shards, or 0 for all")
         require(self.cache_gib > 0, "data.cache_gib", self.cache_gib, "greater than 0")

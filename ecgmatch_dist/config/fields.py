@@ -253,9 +253,11 @@ class Config:
         """The supervised run that this one starts from: the same data, network and views, and `pretrain` as the optimiser.
         `member` chooses another member of the committee."""
         member = self.member if member is None else member
+        sees_unlabelled = self.selfsupervised != "none"  # by the run that it starts from
         return dataclasses.replace(
             self,
             name="",
+            data=self.data if sees_unlabelled else dataclasses.replace(self.data, unlabelled=0),
             tag=f"member{member + 1}" if member else "",
             member=member,
             method=method_settings("supervised")(),

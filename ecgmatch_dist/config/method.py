@@ -35,7 +35,8 @@ class MethodSettings:
     known: ClassVar[dict[str, type["MethodSettings"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.known[cls.name] = cls
+        if cls.name:  # a class without a name only shares fields
+            cls.known[cls.name] = cls
 
     @property
     def starts(self) -> int:
@@ -47,8 +48,9 @@ class MethodSettings:
         """Whether it gets the opinion of trees on ECG measurements (`measurements/`)."""
         return False
 
-    def check_size(self, labelled: int, unlabelled: int) -> None:
-        """Refuse a split that is too small. Called before the runs that this one starts from, which can take hours."""
+    def check_size(self, labelled: int, unlabelled: int, batch: int) -> None:
+        """Refuse a split that is too small for the method, or for its global batch of unlabelled recordings. Called before the
+        runs that this one starts from, which can take hours."""
 
 
 @cache

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
+from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.binary import confidence, hard
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.network.backbones.base import keyed_dropout
@@ -22,7 +22,7 @@ DROPOUT_STREAM = 17  # of keyed.py; the encoder has 16
 
 
 @dataclass(frozen=True)
-class DSTSettings(MethodSettings):
+class DSTSettings(AdvisedSettings):
     """Debiased self-training: a second head learns from pseudo-labels, a third one is the worst case for the encoder."""
 
     name, title, place = "dst", "DST", 22
@@ -70,7 +70,7 @@ class Heads(nn.Module):
         return logits
 
 
-class DST(Method[DSTSettings], settings=DSTSettings):
+class DST(Advised[DSTSettings], settings=DSTSettings):
     """The main head learns from labels alone, the encoder from all three heads. As in the authors' code, the worst-case head's
     labelled targets are the main head's predictions, and it sees all unlabelled rows."""
 
@@ -88,7 +88,8 @@ class DST(Method[DSTSettings], settings=DSTSettings):
         a = self.settings
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p_b, p = labelled.logits.detach().sigmoid(), weak.logits.detach().sigmoid()
-        y_u, mask = hard(p), (confidence(p) > a.threshold).to(p.dtype)
+        guess = self.advised(views.ids_u, p)
+        y_u, mask = hard(guess), (confidence(guess) > a.threshold).to(p.dtype)
         heads = self.heads
         loss_b = bce(labelled.logits, views.y_b, views.weight_b)
         loss_u = bce(heads.pseudo(strong.z, views.strong.keys), y_u, mask)

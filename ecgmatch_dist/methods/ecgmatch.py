@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
-from ecgmatch_dist.config.roles import added
 from ecgmatch_dist.distributed.collectives import all_sum
 from ecgmatch_dist.errors import require
 from ecgmatch_dist.evaluate import Predictions
@@ -23,6 +21,7 @@ from ecgmatch_dist.losses import (
     total,
 )
 from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.methods.advised import AdvisedSettings
 from ecgmatch_dist.methods.base import Arrays, BankOptions, Images, Method, Task
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.network.backbones.base import Output
@@ -33,7 +32,7 @@ MAPPED = 2000  # rows in the report's map of features
 
 
 @dataclass(frozen=True)
-class ECGMatchSettings(MethodSettings):
+class ECGMatchSettings(AdvisedSettings):
     """The paper's method. Its ablations are options."""
 
     name, title, place = "ecgmatch", "ECGMatch", 90
@@ -55,25 +54,19 @@ class ECGMatchSettings(MethodSettings):
     memory: float = 0.0
     """Share of an ECG's old bank prediction that is kept when the teacher predicts it again: 0 (paper) replaces it, 1 never
     changes it."""
-    measurements: bool = added(False)
-    """The committee also asks trees that read ECG measurements (rhythm, intervals, waves), fitted to the labelled part. How
-    much they count is chosen on the validation part. Not in the paper; a large gain with few labels (docs/experiments.md)."""
 
     def __post_init__(self) -> None:
         require(self.committee >= 1, "method.committee", self.committee, "at least 1, the start itself")
         require(0 <= self.memory <= 1, "method.memory", self.memory, "between 0 and 1")
 
-    def check_size(self, labelled: int, unlabelled: int) -> None:
+    def check_size(self, labelled: int, unlabelled: int, batch: int) -> None:
         remedy = f"at most the {unlabelled} unlabelled recordings of the split, which fill the bank"
         require(self.neighbours <= unlabelled, "method.neighbours", self.neighbours, remedy)
+        require(batch <= unlabelled, "optim.unlabelled_batch", batch, remedy)
 
     @property
     def starts(self) -> int:
         return self.committee
-
-    @property
-    def asks_trees(self) -> bool:
-        return self.measurements
 
 
 class ECGMatch(Method[ECGMatchSettings], settings=ECGMatchSettings):

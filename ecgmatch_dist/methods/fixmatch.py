@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Method
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
 from ecgmatch_dist.methods.binary import confidence, hard
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.network.backbones.base import Output
@@ -16,7 +15,7 @@ from ecgmatch_dist.network.teacher import Teacher
 
 
 @dataclass(frozen=True)
-class FixMatchSettings(MethodSettings):
+class FixMatchSettings(AdvisedSettings):
     """Hard pseudo-labels above a fixed confidence."""
 
     name, title, place = "fixmatch", "FixMatch", 20
@@ -44,11 +43,12 @@ def pseudo_label_losses(
     }
 
 
-class FixMatch(Method[FixMatchSettings], settings=FixMatchSettings):
+class FixMatch(Advised[FixMatchSettings], settings=FixMatchSettings):
     """Confident means p >= tau or p <= 1 - tau."""
 
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p = weak.logits.detach().sigmoid()
-        y_u, mask = hard(p), (confidence(p) >= self.settings.threshold).to(p.dtype)
+        guess = self.advised(views.ids_u, p)
+        y_u, mask = hard(guess), (confidence(guess) >= self.settings.threshold).to(p.dtype)
         return pseudo_label_losses(views, labelled, strong, y_u, mask, p, self.settings.lambda_u)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
-from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
+from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.binary import confidence, hard
 from ecgmatch_dist.methods.fixmatch import pseudo_label_losses
 from ecgmatch_dist.methods.row_state import RowState
@@ -20,7 +20,7 @@ UNUSED = -1
 
 
 @dataclass(frozen=True)
-class FlexMatchSettings(MethodSettings):
+class FlexMatchSettings(AdvisedSettings):
     """FixMatch with thresholds that rise with what has been learnt of each class."""
 
     name, title, place = "flexmatch", "FlexMatch", 21
@@ -32,7 +32,7 @@ class FlexMatchSettings(MethodSettings):
     """What the learning status is relative to: the other side of the same class, or the positives of all classes."""
 
 
-class FlexMatch(Method[FlexMatchSettings], settings=FlexMatchSettings):
+class FlexMatch(Advised[FlexMatchSettings], settings=FlexMatchSettings):
     """State: S [N_U, C], the last confident prediction (0 or 1) of each ECG and class, or UNUSED.
 
     A step takes its thresholds from S as the previous step left it. S changes only where the confidence reaches the full tau.
@@ -60,14 +60,16 @@ class FlexMatch(Method[FlexMatchSettings], settings=FlexMatchSettings):
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p = weak.logits.detach().sigmoid()
-        y_u, sure = hard(p), confidence(p)
+        guess = self.advised(views.ids_u, p)
+        y_u, sure = hard(guess), confidence(guess)
         low, high = self.thresholds()
         mask = (sure >= torch.where(y_u == 1, high, low)).to(p.dtype)
         self.sides.write(views.ids_u, y_u, sure >= self.settings.threshold)
         return pseudo_label_losses(views, labelled, strong, y_u, mask, p, self.settings.lambda_u)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"S": self.sides.values}
+        return super().state_dict() | {"S": self.sides.values}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
         self.sides.values.copy_(state["S"])

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ecgmatch_dist import keyed
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Method
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
 from ecgmatch_dist.methods.binary import sharpen
 from ecgmatch_dist.methods.mixing import permute_rows
 from ecgmatch_dist.methods.views import View, Views
@@ -22,7 +21,7 @@ TRIES = 16  # of Jöhnk's rejection; at alpha = 0.75, all of them fail once in t
 
 
 @dataclass(frozen=True)
-class MixMatchSettings(MethodSettings):
+class MixMatchSettings(AdvisedSettings):
     """The sharpened mean guess of two weak views; every row is mixed with a random other row."""
 
     name, title, place = "mixmatch", "MixMatch", 10
@@ -48,7 +47,7 @@ def beta(keys: Tensor, alpha: float) -> Tensor:
     return (u / (u + v))[:, 0]
 
 
-class MixMatch(Method[MixMatchSettings], settings=MixMatchSettings):
+class MixMatch(Advised[MixMatchSettings], settings=MixMatchSettings):
     """Rows: the labelled ones, and two weak views of the unlabelled ones, both with the sharpened mean guess as label. Each row
     is mixed with a random row of the global batch."""
 
@@ -63,7 +62,7 @@ class MixMatch(Method[MixMatchSettings], settings=MixMatchSettings):
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         settings = self.settings
         p = self.guess(views, student, teacher)
-        y_u = sharpen(p, settings.temperature)
+        y_u = sharpen(self.advised(views.ids_u, p), settings.temperature)
         parts = (views.labelled, views.weak, views.weak_again)
         x, keys = torch.cat([v.x for v in parts]), torch.cat([v.keys for v in parts])
         y = torch.cat([views.y_b, y_u, y_u])

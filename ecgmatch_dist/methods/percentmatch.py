@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.distributed.collectives import gather_rows
 from ecgmatch_dist.losses import class_frequencies
-from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
+from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.fixmatch import pseudo_label_losses
 from ecgmatch_dist.methods.row_state import RowState
 from ecgmatch_dist.methods.views import Pass, Views
@@ -23,7 +23,7 @@ from ecgmatch_dist.network.teacher import Teacher
 
 
 @dataclass(frozen=True)
-class PercentMatchSettings(MethodSettings):
+class PercentMatchSettings(AdvisedSettings):
     """Thresholds at percentiles of each class's scores. A reconstruction from the abstract."""
 
     name, title, place = "percentmatch", "PercentMatch", 23
@@ -45,7 +45,7 @@ class PercentMatchSettings(MethodSettings):
     """Weights tied to the thresholds, or a ramp over the first part of training."""
 
 
-class PercentMatch(Method[PercentMatchSettings], settings=PercentMatchSettings):
+class PercentMatch(Advised[PercentMatchSettings], settings=PercentMatchSettings):
     """State: the latest weak-view score Q [N_U, C] of every unlabelled ECG, the thresholds tau [2, C], and the labelled scores
     since the last update. Quantiles are no sums over ranks, so every rank holds all scores."""
 
@@ -61,10 +61,11 @@ class PercentMatch(Method[PercentMatchSettings], settings=PercentMatchSettings):
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
         """Before the first step, score the whole unlabelled part."""
+        super().prepare(step, student, bank, unlabelled)
         if step > 0:
             return
         for ids, x in unlabelled():
-            self.Q.write(ids, student.infer(x).logits.sigmoid())
+            self.Q.write(ids, self.advised(ids, student.infer(x).logits.sigmoid()))
 
     def refresh(self) -> None:
         """Update the thresholds from the scores."""
@@ -99,13 +100,14 @@ class PercentMatch(Method[PercentMatchSettings], settings=PercentMatchSettings):
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p = weak.logits.detach().sigmoid()
-        self.Q.write(views.ids_u, p)
+        guess = self.advised(views.ids_u, p)
+        self.Q.write(views.ids_u, guess)
         scored = torch.stack([labelled.logits.detach().sigmoid().double(), views.y_b.double()], dim=1)
         self.labelled = torch.cat([self.labelled, gather_rows(scored)])
         if views.step % self.settings.refresh == 0:
             self.refresh()
         low, high = self.tau.to(p.dtype)
-        positive, negative = p >= high, p <= low
+        positive, negative = guess >= high, guess <= low
         weight = self.weights(views.step).to(p.dtype)
         mask = torch.where(positive, weight[1], torch.where(negative, weight[0], 0.0)) * (positive ^ negative)
         y_u = positive.to(p.dtype)
@@ -113,9 +115,10 @@ class PercentMatch(Method[PercentMatchSettings], settings=PercentMatchSettings):
 
     def state_dict(self) -> dict[str, Tensor]:
         fresh = torch.tensor([int(self.fresh)])
-        return {"Q": self.Q.values, "tau": self.tau, "labelled": self.labelled, "fresh": fresh}
+        return super().state_dict() | {"Q": self.Q.values, "tau": self.tau, "labelled": self.labelled, "fresh": fresh}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
         self.Q.values.copy_(state["Q"])
         self.tau, self.labelled = state["tau"].to(self.tau), state["labelled"].to(self.tau)
         self.fresh = bool(state["fresh"].item())

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.losses import class_frequencies
-from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
+from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.binary import confidence, hard
 from ecgmatch_dist.methods.fixmatch import pseudo_label_losses
 from ecgmatch_dist.methods.views import Views
@@ -21,7 +21,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class SoftMatchSettings(MethodSettings):
+class SoftMatchSettings(AdvisedSettings):
     """Pseudo-labels weighted by a truncated Gaussian of their confidence."""
 
     name, title, place = "softmatch", "SoftMatch", 24
@@ -35,7 +35,7 @@ class SoftMatchSettings(MethodSettings):
     """Class distribution that probabilities are aligned to before their confidence is weighted."""
 
 
-class SoftMatch(Method[SoftMatchSettings], settings=SoftMatchSettings):
+class SoftMatch(Advised[SoftMatchSettings], settings=SoftMatchSettings):
     """State: running mean and variance of the confidence and running mean of p, each [C] in fp64, over the global batch."""
 
     def __init__(self, settings: SoftMatchSettings, task: Task) -> None:
@@ -69,12 +69,14 @@ class SoftMatch(Method[SoftMatchSettings], settings=SoftMatchSettings):
     def losses(self, views: Views, student: Student, teacher: Teacher, bank: MemoryBank | None) -> dict[str, Tensor]:
         labelled, weak, strong = student(views.labelled, views.weak, views.strong)
         p = weak.logits.detach().sigmoid()
-        weights, y_u = self.update(p.double()).to(p.dtype), hard(p)
+        guess = self.advised(views.ids_u, p)
+        weights, y_u = self.update(guess.double()).to(p.dtype), hard(guess)
         losses = pseudo_label_losses(views, labelled, strong, y_u, weights, p, self.settings.lambda_u)
         return losses | {"softmatch/mu": self.mu.mean(), "softmatch/var": self.var.mean()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"mu": self.mu, "var": self.var, "mean_p": self.mean_p}
+        return super().state_dict() | {"mu": self.mu, "var": self.var, "mean_p": self.mean_p}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
         self.mu, self.var, self.mean_p = (state[name].to(self.mu) for name in ("mu", "var", "mean_p"))

@@ -8,21 +8,22 @@ from torch import Tensor
 
 from ecgmatch_dist import keyed
 from ecgmatch_dist.bank.memory import MemoryBank
-from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, world
 from ecgmatch_dist.losses import bce
-from ecgmatch_dist.methods.base import Method, Task
+from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
+from ecgmatch_dist.methods.base import Task
 from ecgmatch_dist.methods.row_state import RowState
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
 
 FLOOR = 25  # positives that balancing leaves to every class
+EPSILON = 1e-6  # keeps the trees' 0 and 1 finite as logits
 FIRST_PASS = 16  # keys of views 16, 17, ... are for the passes with dropout
 
 
 @dataclass(frozen=True)
-class UPSSettings(MethodSettings):
+class UPSSettings(AdvisedSettings):
     """Pseudo-labels that are both confident and certain under dropout."""
 
     name, title, place = "ups", "UPS", 25
@@ -77,7 +78,7 @@ def balance(positive: Tensor, u: Tensor) -> Tensor:
     return kept
 
 
-class UPS(Method[UPSSettings], settings=UPSSettings):
+class UPS(Advised[UPSSettings], settings=UPSSettings):
     """Mode rounds: train, select from the whole unlabelled part, and train again from the starting weights on labelled and
     selected rows, with a new schedule and optimiser. Only the last round is validated. Mode online: select in each batch.
 
@@ -99,11 +100,13 @@ class UPS(Method[UPSSettings], settings=UPSSettings):
         return step - begin, min(self.round_steps, self.task.steps - begin)
 
     def passes(self, x: Tensor, ids: Tensor, step: int, student: Student) -> Tensor:
-        """Logits [F, n, C] of F passes with dropout, keyed by step, pass and row."""
+        """Logits [F, n, C] of F passes with dropout, keyed by step, pass and row, each mixed with the trees' answer."""
         keys = [keyed.row_keys(self.task.seed, step, FIRST_PASS + f, ids) for f in range(self.settings.passes)]
-        return torch.stack([student.infer(x, k, "dropout").logits for k in keys])
+        logits = torch.stack([student.infer(x, k, "dropout").logits for k in keys])
+        return self.advised(ids, logits.sigmoid()).logit(EPSILON) if self.trees else logits
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
+        super().prepare(step, student, bank, unlabelled)
         if self.settings.mode == "online" or step % self.round_steps:
             return
         if step == 0:
@@ -145,9 +148,10 @@ class UPS(Method[UPSSettings], settings=UPSSettings):
 
     def state_dict(self) -> dict[str, Tensor]:
         initial = {f"initial.{name}": tensor for name, tensor in self.initial.items()}
-        return {"positive": self.positive.values, "negative": self.negative.values, **initial}
+        return super().state_dict() | {"positive": self.positive.values, "negative": self.negative.values, **initial}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
         self.positive.values.copy_(state["positive"])
         self.negative.values.copy_(state["negative"])
         self.initial = {n.removeprefix("initial."): t for n, t in state.items() if n.startswith("initial.")}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from ecgmatch_dist.augment import ECGAugment
+from ecgmatch_dist.augment import ECGAugment, why_no_kernel
 from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.labels import known, load_scheme
 from ecgmatch_dist.data.split_file import Split, digest
@@ -74,7 +74,7 @@ def open_parts(config: Config, ranks: Ranks, folder: RunFolder, split: Split) ->
     archive = open_archive(config, split, store, folder, ranks)
     crop, length = config.augment.crop, store.preprocess.length
     require(crop <= length, "augment.crop", crop, f"at most {length}, as the shards have")
-    return parts_of(split, store, archive)
+    return parts_of(split, store, archive, config.data.unlabelled)
 
 
 def fit_to_parts(config: Config, parts: Parts) -> Config:
@@ -107,6 +107,8 @@ def build_checkpointer(fingerprint: str, folder: RunFolder, split: Split, parts:
 
 
 def tell_what_was_built(run: Run) -> None:
+    if run.ranks.device.type == "cuda" and (why := why_no_kernel()):
+        run.logger.say(f"views: by torch's operations, which are slower than one kernel: {why}")
     if run.learner.bank:
         run.logger.say(run.learner.bank.describe())
     if archive := run.parts.archive:

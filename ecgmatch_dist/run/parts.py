@@ -10,9 +10,11 @@ from torch import Tensor
 from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.labels import UNKNOWN, known
-from ecgmatch_dist.data.order import Ints
+from ecgmatch_dist.data.order import Ints, Permutation
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.store import ShardStore
+
+FEWER = 2  # the draw of `data.unlabelled`; streams have the permutations of other parts
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,16 @@ class Parts:
         return y.masked_fill(y == UNKNOWN, torch.nan)
 
 
-def parts_of(split: Split, store: ShardStore, archive: Archive) -> Parts:
-    """The parts as the split has them."""
+def parts_of(split: Split, store: ShardStore, archive: Archive, unlabelled: int = 0) -> Parts:
+    """The parts as the split has them, but at most so many of the unlabelled recordings; 0: all."""
     rows = split.rows(store)
-    return Parts(store, archive, split.all_labels(store, rows), rows)
+    labels = split.all_labels(store, rows)
+    if 0 < unlabelled < len(rows["unlabelled"]):
+        # The first of a shuffled list, so that a larger number adds to those of a smaller one.
+        shuffled = Permutation(len(rows["unlabelled"]), split.seed, epoch=0, part=FEWER)
+        kept = np.sort(shuffled(np.arange(unlabelled)))
+        rows["unlabelled"], labels["unlabelled"] = rows["unlabelled"][kept], labels["unlabelled"][kept]
+    return Parts(store, archive, labels, rows)
 
 
 def as_seen_by(method: MethodSettings, parts: Parts) -> Parts:
