@@ -27,6 +27,7 @@ STUDY_OF_SETTING = {
     "method.similarity": "similarity",
     "augment.pipeline": "augmentation",
     "method.neighbours": "neighbours",
+    "data.unlabelled": "unlabelled",
     "member": "committee",
 }
 
@@ -113,6 +114,10 @@ def row_of(kind: str, run: FinishedRun, difference: Settings) -> Row:
     if kind == "neighbours":
         K = s.get("method.neighbours")
         return Row(f"{run.method}/{K}", f"{method}, K = {K}", as_numbers(K))
+    if kind == "unlabelled":
+        n = as_numbers(s.get("data.unlabelled", 0))
+        name = f"{n[0]:,.0f}" if n and n[0] else "all"
+        return Row(f"{run.method}/{name}", f"{method}, {name}", n if n and n[0] else (float("inf"),))
     if kind == "weights":
         u, f = s.get("method.lambda_u"), s.get("method.lambda_f")
         return Row(f"{run.method}/{u}/{f}", f"{method}, λ_u = {u}, λ_f = {f}", as_numbers(u, f))

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.metrics import compute_metrics, looked_at
-from ecgmatch_dist.report import display
+from ecgmatch_dist.metrics import looked_at
 from ecgmatch_dist.report.calibration import brier, reliability
 from ecgmatch_dist.report.resample import Floats, Scores, counts, interval, resample
 from ecgmatch_dist.report.run_files import predictions
@@ -48,22 +47,20 @@ def assess(runs: Sequence[FinishedRun], replicates: int) -> Assessments:
             out[str(run.folder)] = Assessment(unreadable=str(error))
             continue
         thresholds = np.array(run.thresholds)
-        measured = compute_metrics(labels, probabilities, thresholds, list(run.classes))
-        exact = {metric.key: measured.get(metric.key) for metric in display.METRICS}
-        if contradiction := find_contradiction(run, exact):
-            out[str(run.folder)] = Assessment(contradiction=contradiction)
-            continue
         n = len(labels)
         if n not in weights:
             weights[n] = split_counts(run, n, replicates)
+        resampled = resample(labels, probabilities, thresholds, weights[n])
+        if contradiction := find_contradiction(run, {name: float(values[0]) for name, values in resampled.items()}):
+            out[str(run.folder)] = Assessment(contradiction=contradiction)
+            continue
         classes = [looked_at(labels, probabilities, c) for c in range(labels.shape[1])]
         classes = [(y, p) for y, p in classes if len(y)]
         calibration = {
             "ece": float(np.mean([reliability(*of_class).ece for of_class in classes])),
             "brier": float(np.mean([brier(*of_class) for of_class in classes])),
         }
-        resampled = resample(labels, probabilities, thresholds, weights[n], exact)
-        known = {name: values for name, values in resampled.items() if np.isfinite(values).any()}
+        known = {name: values[1:] for name, values in resampled.items() if np.isfinite(values[1:]).any()}
         out[str(run.folder)] = Assessment(calibration=calibration, replicates=known)
     return out
 
@@ -94,13 +91,10 @@ def committee_difference(
         np.stack([probabilities for _, probabilities in found]).mean(axis=0, dtype=np.float64).astype(np.float32)
     )
     thresholds = np.array(run.thresholds)
-    measured = compute_metrics(labels, mean, thresholds, list(run.classes))
-    exact = {metric.key: measured.get(metric.key) for metric in display.METRICS}
     ours = assessed[str(run.folder)].replicates.get("map") if str(run.folder) in assessed else None
-    if ours is None:
-        return CommitteeDifference(measured.map, None)
-    theirs = resample(labels, mean, thresholds, split_counts(run, len(labels), len(ours)), exact)["map"]
-    return CommitteeDifference(measured.map, ours - theirs)
+    draws = 0 if ours is None else len(ours)
+    theirs = resample(labels, mean, thresholds, split_counts(run, len(labels), draws))["map"]
+    return CommitteeDifference(float(theirs[0]), None if ours is None else ours - theirs[1:])
 
 
 def find_contradiction(run: FinishedRun, exact: dict[str, float]) -> str:

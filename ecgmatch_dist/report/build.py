@@ -108,9 +108,9 @@ def refuse_an_empty_report(runs: Path, out: Path, found: Sequence[FinishedRun], 
 
 
 def choose_replicates(runs: Sequence[FinishedRun], sizes: SplitSizes) -> int:
-    """A thousand resamples; fewer for many test recordings over all runs, but at least two hundred."""
+    """A thousand resamples; fewer for many runs, or many test recordings over all runs, but at least two hundred."""
     tested = sum(part["test"] for run in runs for part in sizes[run.split_sha256].values())
-    return int(np.clip(400_000_000 // max(tested, 1), 200, 1000))
+    return int(np.clip(min(400_000_000 // max(tested, 1), 1_000_000 // max(len(runs), 1)), 200, 1000))
 
 
 def prediction_problems(runs: Sequence[FinishedRun], assessed: Assessments) -> list[Problem]:

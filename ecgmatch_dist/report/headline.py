@@ -26,6 +26,7 @@ def headline(study: Study, assessed: Assessments, runs: ByName) -> str:
         return of_one_column(study, control, rivals, study.columns[0], assessed, runs)
     best = compared = 0
     unfair: dict[str, None] = {}
+    behind: list[FinishedRun] = []
     for column in study.columns:
         means = mean_maps(study, [control, *rivals], column)
         if control in means and len(means) > 1:
@@ -33,6 +34,7 @@ def headline(study: Study, assessed: Assessments, runs: ByName) -> str:
             best += means[control] == max(means.values())
             rival = max(means.keys() - {control}, key=lambda row: (means[row], row.key))
             unfair |= dict.fromkeys(reasons_to_withhold(study, column, control, rival, runs))
+            behind += study.runs(rival, column)
     if not compared:
         return ""
     everything = [run for row in (control, *rivals) for column in study.columns for run in study.runs(row, column)]
@@ -41,7 +43,9 @@ def headline(study: Study, assessed: Assessments, runs: ByName) -> str:
     text += "; ".join(f"{name}: {training(of, runs)}" for name, of in by_method(study, control, rivals)) + ". "
     improving = sum(still_improving(run) for run in everything)
     text += f"{improving} of {len(everything)} runs were still improving at their end."
-    return text + (f" No method is called better here: {', '.join(unfair)}." if unfair else "")
+    if unfair:
+        return f"{text} No method is called better here: {', '.join(unfair)}."
+    return text + start_sentence(behind, [run for column in study.columns for run in study.runs(control, column)])
 
 
 def by_method(study: Study, control: Row, rivals: Sequence[Row]) -> list[tuple[str, list[FinishedRun]]]:
@@ -78,11 +82,15 @@ def of_one_column(
         return text
     if not excludes_zero(bounds):
         return f"{text} The interval includes zero: these recordings show no difference."
-    return f"{text} On these recordings {(control if bounds[0] > 0 else rival).label} is better."
+    if bounds[1] < 0:
+        return f"{text} On these recordings {rival.label} is better."
+    return f"{text} On these recordings {control.label} is better.{start_sentence(of[rival], of[control])}"
 
 
 def reasons_to_withhold(study: Study, column: Column, control: Row, rival: Row, runs: ByName) -> list[str]:
-    """Why the difference between two methods does not say which is better: too few seeds, or the worse one was cut short."""
+    """Why the difference between two methods does not say which is better: too few seeds, or the worse one was cut short.
+
+    The start of a chain has fewer steps than the whole by its nature. It counts as cut short unless it had settled."""
     ours, theirs = study.runs(control, column), study.runs(rival, column)
     common = {run.seed for run in ours} & {run.seed for run in theirs}
     out = []
@@ -96,7 +104,8 @@ def reasons_to_withhold(study: Study, column: Column, control: Row, rival: Row, 
     if any(map(still_improving, behind)):
         out.append(f"{label} was still improving")
     budget = min(total_steps(run, runs) for run in ahead)
-    if any(run.stopped == "steps" and total_steps(run, runs) < budget for run in behind):
+    settled = are_starts_of(behind, ahead) and all(map(had_settled, behind))
+    if not settled and any(run.stopped == "steps" and total_steps(run, runs) < budget for run in behind):
         out.append(f"{label} had fewer steps")
     return out
 
@@ -105,6 +114,28 @@ def still_improving(run: FinishedRun) -> bool:
     """Its last validation was its best, and it ended only because its steps were used up."""
     every = as_numbers(run.settings.get("evaluate.every", 1)) or (1,)
     return run.stopped == "steps" and run.steps - run.best_step < every[0]
+
+
+def had_settled(run: FinishedRun) -> bool:
+    """Nothing improved its validation in the last quarter of its steps, or in as long as its patience."""
+    return run.stopped != "steps" or 4 * (run.steps - run.best_step) >= run.steps
+
+
+def are_starts_of(starts: Sequence[FinishedRun], chain: Sequence[FinishedRun]) -> bool:
+    """Whether each run of `chain` began with the weights of one of `starts`, and none of these is left over."""
+    return {run.started_from for run in chain} == {run.name for run in starts}
+
+
+def start_sentence(behind: Sequence[FinishedRun], ahead: Sequence[FinishedRun]) -> str:
+    """Beside a comparison of a chain with its own start: why it may be made, and what it does not show."""
+    if not are_starts_of(behind, ahead):
+        return ""
+    name = display.method(behind[0].method)
+    best, steps = (span([getattr(run, field) for run in behind]) for field in ("best_step", "steps"))
+    return (
+        f" It began with the weights of {name}, which was no longer improving: its best validation was at step {best} "
+        f"of {steps}. Whether as many further steps of {name} would do the same was not tried."
+    )
 
 
 def start_of(run: FinishedRun, runs: ByName) -> FinishedRun | None:

@@ -6,7 +6,7 @@ the ranking metrics of all resamples.
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
 from ecgmatch_dist.data.labels import UNKNOWN
 
@@ -41,10 +41,22 @@ def per_recording(labels: Labels, probabilities: Scores, thresholds: Floats) -> 
     return {"ranking_loss": wrong / np.maximum(pairs, 1), "hamming_loss": hamming, "coverage": coverage}
 
 
-def resample(
-    labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores, exact: dict[str, float]
+def resample(labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores) -> dict[str, Floats]:
+    """The six metrics under the `weights` [n, 1 + R] of `counts`: first those of the whole test part, which are
+    `compute_metrics`' (nan where no class has positives and negatives), then those of the resamples."""
+    found = weighted_metrics(labels, probabilities, thresholds, weights, BINS)
+    if len(labels) <= BINS:
+        return found
+    exact = weighted_metrics(labels, probabilities, thresholds, weights[:, :1], len(labels))
+    return {
+        name: values + (exact[name] - values[0]) for name, values in found.items()
+    }  # by so much the bins shift them
+
+
+def weighted_metrics(
+    labels: Labels, probabilities: Scores, thresholds: Floats, weights: Scores, bins: int
 ) -> dict[str, Floats]:
-    """The six metrics [R] under the `weights` [n, 1 + R] of `counts`; `exact`: their values on the whole test part."""
+    """The six metrics under each column of `weights`."""
     n, classes = labels.shape
     rows = per_recording(labels, probabilities, thresholds)
     truth, lacks, guess = labels == 1, labels == 0, probabilities >= thresholds
@@ -57,25 +69,27 @@ def resample(
     out["hamming_loss"] = (fp + fn).sum(0) / labels_given.sum(0)
     usable = (tp + fn > 0) & (negatives > 0)
     by_class = [
-        ranking(truth[seen[:, c], c], probabilities[seen[:, c], c], weights[seen[:, c]]) for c in range(classes)
+        ranking(truth[seen[:, c], c], probabilities[seen[:, c], c], weights[seen[:, c]], bins) for c in range(classes)
     ]
     with np.errstate(invalid="ignore", divide="ignore"):
         out["macro_gbeta"] = macro(tp / (tp + fp + 2 * fn), usable)
     out["map"] = macro(np.stack([ap for ap, _ in by_class]), usable)
     out["macro_auc"] = macro(np.stack([auc for _, auc in by_class]), usable)
-    # Column 0 is the test part itself: it shows by how much the bins shift each metric.
-    return {name: values[1:] + (exact[name] - values[0]) for name, values in out.items()}
+    return out
 
 
-def ranking(truth: NDArray[np.bool_], score: Scores, weights: Scores) -> tuple[Floats, Floats]:
-    """Average precision and area under the ROC curve of one class [R], over its bins; nan where undefined."""
+def ranking(truth: NDArray[np.bool_], score: Scores, weights: Scores, most: int) -> tuple[Floats, Floats]:
+    """Average precision and area under the ROC curve of one class [R], over at most so many bins; nan where undefined."""
+    if not len(score):  # nobody has looked for this class
+        return np.full(weights.shape[1], np.nan), np.full(weights.shape[1], np.nan)
     values, where = np.unique(-score, return_inverse=True)  # 0 is the highest score
-    if len(values) > BINS:
+    if len(values) > most:
         first = np.searchsorted(np.sort(-score), values)  # recordings above each score, so that bins are equally full
-        where = (first * BINS // len(score))[where]
-    bins = min(len(values), BINS)
-    cells = csr_array(
-        (np.ones(len(score), np.float32), (truth * bins + where, np.arange(len(score)))), (2 * bins, len(score))
+        where = (first * most // len(score))[where]
+    bins = min(len(values), most)
+    # One entry in each column, so that the arrays of the sparse matrix need no sorting.
+    cells = csc_array(
+        (np.ones(len(score), np.float32), truth * bins + where, np.arange(len(score) + 1)), (2 * bins, len(score))
     )
     negative, positive = (cells @ weights).reshape(2, bins, -1).astype(np.float64)
     tp, fp = positive.cumsum(axis=0), negative.cumsum(axis=0)

@@ -59,10 +59,11 @@ def find_runs(root: Path, report_folder: Path) -> tuple[list[FinishedRun], list[
     runs: list[FinishedRun] = []
     problems: list[Problem] = []
     first_copies: dict[tuple[str, str], FinishedRun] = {}
+    known: dict[str, dict[str, Any]] = {}
     folders = find_run_folders(root, report_folder.resolve(), MAX_DEPTH, problems)
     for folder in track(folders, "read runs", len(folders)):
         try:
-            run = read_run(folder)
+            run = read_run(folder, known)
         except UserError as error:
             kind: Literal["unfinished", "damaged"] = "damaged" if (folder / "result.json").exists() else "unfinished"
             problems.append(Problem(folder, kind, str(error).removeprefix(f"{folder}/")))
@@ -105,8 +106,9 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.json").exists() or (folder / "result.json").exists()
 
 
-def read_run(folder: Path) -> FinishedRun:
-    """The run in `folder`; a UserError says why there is none."""
+def read_run(folder: Path, known: dict[str, dict[str, Any]]) -> FinishedRun:
+    """The run in `folder`; a UserError says why there is none. `known`: settings of other runs, by their text. Runs of the same
+    settings share one dictionary: of thousands of runs most are alike."""
     config = read_config(folder / "config.json")
     if not (folder / "result.json").exists():
         raise UserError(f"no result.json: the run is still training or was stopped ({last_step(folder)})")
@@ -116,6 +118,7 @@ def read_run(folder: Path) -> FinishedRun:
         settings["runtime.precision"] = result.precision  # the configuration may say `auto`
     if result.tag == "chosen":  # `ecgmatch sweep --chosen`: one recipe, although its weights differ between databases
         settings |= {key: "chosen by validation" for key in settings if key.startswith("method.lambda")}
+    settings = known.setdefault(json.dumps(settings, sort_keys=True), settings)
     return FinishedRun(**{**vars(result), "name": folder.name}, folder=folder, settings=settings)
 
 

@@ -12,6 +12,7 @@ from ecgmatch_dist.report.run_files import SplitSizes
 from ecgmatch_dist.report.runs import FinishedRun
 from ecgmatch_dist.report.studies import STUDIES, Column, Study
 from ecgmatch_dist.report.tables import Table, calibration_table, per_class_table, results_table
+from ecgmatch_dist.report.unlabelled import comparison_figure, comparison_table, find_comparisons
 
 RESULTS_INTRO = (
     "Mean ± standard deviation over seeds, on the test part. The small numbers are the seeds, and link to their run folders. "
@@ -45,6 +46,7 @@ CHAIN_INTRO = (
     "that was not trained to its end flatters the link behind it."
 )
 CHAIN_CAPTION = "Thin: one labelled set each. Thick: their mean. Axes do not start at zero."
+UNLABELLED_CAPTION = "Thin: one labelled set each. Thick: their mean. Dotted: the mean of their starts."
 OUTLOOK_CAPTION = "Dots: runs. Lines: the fitted curves, with 90 % bands. Dotted: the most labels that were tried."
 
 
@@ -109,7 +111,7 @@ def make_sections(
 
 
 def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessments) -> list[Part]:
-    """What each link of a chain adds, and what more labels would."""
+    """What each link of a chain adds, and what more recordings do, with or without labels."""
     runs = {run.folder: run for study in studies for column in study.columns for run in study.column_runs(column)}
     links, outlooks = find_links(runs.values()), find_outlooks(studies, split_sizes)
     parts = []
@@ -119,6 +121,9 @@ def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessm
     if any(outlook.fit for outlook in outlooks):
         curve = FigureTask("outlook", "Learning curves", OUTLOOK_CAPTION, outlook_figure, (outlooks,))
         parts.append(Part("What would more labels buy?", [outlook_table(outlooks)], [curve]))
+    if comparisons := find_comparisons(studies, list(runs.values()), split_sizes):
+        drawn = FigureTask("unlabelled", "", UNLABELLED_CAPTION, comparison_figure, (comparisons,))
+        parts.append(Part("What do more unlabelled recordings bring?", [comparison_table(comparisons)], [drawn]))
     return parts
 
 

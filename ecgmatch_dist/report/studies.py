@@ -1,6 +1,7 @@
 """A study is one table of runs: rows are methods or settings, columns are test sets, and each cell holds one run per seed."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ecgmatch_dist.report import display
@@ -14,6 +15,7 @@ STUDIES = {
     "neighbours": "Number of neighbours K",
     "weights": "Weights of the two losses",
     "ratio": "Share of labelled recordings",
+    "unlabelled": "Number of unlabelled recordings",
     "committee": "Supervised runs that begin the bank together",
     "other": "Other settings",
 }
@@ -32,18 +34,27 @@ class Column:
     @property
     def label(self) -> str:
         if self.protocol == "cross" and self.test_database:
-            trained = "" if self.leave_one_out else f" (from {', '.join(map(display.database, self.databases))})"
+            trained = "" if self.leave_one_out else f" (from {', '.join(map(display.database, self.trained))})"
             return display.database(self.test_database) + trained
+        if self.protocol == "within" and self.test_database:
+            others = [display.database(d) for d in self.databases if d != self.test_database]
+            return f"{display.database(self.test_database)} (unlabelled: {', '.join(others)}, too)"
         if len(self.databases) < 4:
             return " + ".join(map(display.database, self.databases))
         return f"All {len(self.databases)}"
 
     @property
     def slug(self) -> str:
-        trained = "+".join(self.databases)
+        trained = "+".join(self.trained)
         if self.protocol == "cross" and self.test_database:
             return self.test_database if self.leave_one_out else f"{self.test_database}-from-{trained}"
         return trained
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The databases of the training part. A split names the tested one among its databases, too."""
+        unseen = self.test_database if self.protocol == "cross" else None
+        return tuple(name for name in self.databases if name != unseen)
 
     @property
     def leave_one_out(self) -> bool:
@@ -107,9 +118,14 @@ class Study:
     def column_runs(self, column: Column) -> tuple[FinishedRun, ...]:
         return tuple(run for row in self.rows for run in self.runs(row, column))
 
+    @cached_property
+    def _seeds(self) -> dict[Column, tuple[int, ...]]:
+        """Once for all: each cell of a table asks, and a look at all rows for each would take the square of their number."""
+        return {column: tuple(sorted({run.seed for run in self.column_runs(column)})) for column in self.columns}
+
     def seeds(self, column: Column) -> tuple[int, ...]:
         """The seeds of all rows of this column."""
-        return tuple(sorted({run.seed for run in self.column_runs(column)}))
+        return self._seeds[column]
 
     def missing(self) -> list[tuple[Row, Column, tuple[int, ...]]]:
         """Cells without some of the seeds that other rows of their column have."""
@@ -123,4 +139,11 @@ class Study:
 
 
 def column_of(run: FinishedRun) -> Column:
-    return Column(run.protocol, run.scheme, run.databases, run.test_database)
+    return Column(run.protocol, run.scheme, run.databases, run.test_database or labelled_database(run))
+
+
+def labelled_database(run: FinishedRun) -> str | None:
+    """Of a split within one database that takes unlabelled recordings of others, too: the one; else None. Its name tells."""
+    if run.protocol != "within" or len(run.databases) == 1:
+        return None
+    return next((name for name in run.databases if run.split.startswith(f"within-{name}+")), None)

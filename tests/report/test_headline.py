@@ -56,6 +56,52 @@ def test_a_fair_difference_has_a_winner(tmp_path: Path) -> None:
     assert "Fully supervised" not in text
 
 
+@pytest.mark.parametrize(
+    ("best", "end"),
+    [
+        (500, "Whether as many further steps of Supervised would do the same was not tried."),
+        (800, "Which is better cannot be said: Supervised had fewer steps."),
+    ],
+)
+def test_a_start_that_had_settled_is_a_fair_start(best: int, end: str, tmp_path: Path) -> None:
+    """A chain has more steps than its start by its nature."""
+    for seed in (19, 20):
+        start = factory.write_run(tmp_path, "supervised", seed=seed, sizes=2000, quality=0.5, steps=900)
+        ours = factory.write_run(tmp_path, "ecgmatch", seed=seed, sizes=2000, quality=2.0, steps=600)
+        edit(start, best_step=best + seed, stopped="steps")
+        edit(ours, started_from=start.name)
+    text = sentence(tmp_path)
+    assert text.endswith(end)
+    said = (
+        "On these recordings ECGMatch is better. It began with the weights of Supervised, which was no longer improving"
+    )
+    assert (f"{said}: its best validation was at step 519 to 520 of 900." in text) == (best == 500)
+
+
+def test_another_methods_settled_run_is_no_start(tmp_path: Path) -> None:
+    """Rivals can have equal steps, so they must."""
+    for seed in (19, 20):
+        for method, steps in (("fixmatch", 400), ("ecgmatch", 600)):
+            quality = {"fixmatch": 0.5, "ecgmatch": 2.0}[method]
+            run = factory.write_run(tmp_path, method, seed=seed, sizes=2000, quality=quality, steps=steps)
+            edit(run, best_step=100, stopped="steps")
+    assert sentence(tmp_path).endswith("Which is better cannot be said: FixMatch had fewer steps.")
+
+
+def test_several_databases_with_settled_starts(tmp_path: Path) -> None:
+    for database in ("chapman", "ptbxl"):
+        for seed in (19, 20):
+            place = {"database": database, "seed": seed, "sizes": 600}
+            start = factory.write_run(tmp_path, "supervised", quality=0.5, steps=900, **place)
+            ours = factory.write_run(tmp_path, "ecgmatch", quality=2.0, steps=600, **place)
+            edit(start, best_step=500, stopped="steps")
+            edit(ours, started_from=start.name)
+    text = sentence(tmp_path)
+    assert "highest test MAP on 2 of 2 databases" in text
+    assert "No method is called better" not in text
+    assert "its best validation was at step 500 of 900. Whether" in text
+
+
 @pytest.mark.parametrize("better", ["fixmatch", "ecgmatch"])
 def test_who_is_behind_must_have_had_the_same_chance(better: str, tmp_path: Path) -> None:
     for seed in (19, 20):

@@ -262,3 +262,24 @@ def test_label_schemes_have_names(studies: dict[str, Study]) -> None:
     study = replace(studies["main-within-0.05"], scheme="cinc25")
     assert study.title == "Within one database, 5 % labelled, 25 classes of the Challenge 2021"
     assert display.scheme("mine") == "labels mine"
+
+
+def test_tables_of_many_rows_look_at_the_runs_once(
+    studies: dict[str, Study], sizes: SplitSizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell asks which seeds its column has. A look at all rows for each would take the square of their number."""
+    study = replace(studies["weights-within-0.05"])  # a copy that remembers nothing
+    assert len(study.rows) > 2
+    calls = []
+    looked = Study.column_runs
+    monkeypatch.setattr(Study, "column_runs", lambda *which: calls.append(which) or looked(*which))  # type: ignore[func-returns-value]
+    tables.results_table(study, sizes)
+    assert len(calls) <= 2 * len(study.columns)
+
+
+def test_runs_of_the_same_settings_share_them(runs: list[FinishedRun]) -> None:
+    """Thousands of runs have a handful of settings."""
+    plain = [run for run in runs if run.method == "ecgmatch" and not run.tag]
+    assert len(plain) > 2
+    assert {id(run.settings) for run in plain} == {id(plain[0].settings)}
+    assert len({id(run.settings) for run in runs}) == 9  # ECGMatch, FixMatch and the seven variants
