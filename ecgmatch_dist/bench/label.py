@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ecgmatch_dist.data.assign import all_units
 from ecgmatch_dist.data.labels import known
 from ecgmatch_dist.data.split_file import labels_of
 from ecgmatch_dist.data.store import ShardStore
@@ -24,7 +25,7 @@ from ecgmatch_dist.files.atomic import write_json
 from ecgmatch_dist.label.choose import FIRST, Chooser
 from ecgmatch_dist.label.draw import picture
 from ecgmatch_dist.label.features import Features
-from ecgmatch_dist.label.growing import fit_forest, learning_curve, predict
+from ecgmatch_dist.label.growing import MODELS, best_model, learn, learning_curve
 from ecgmatch_dist.label.session import EVERY
 from ecgmatch_dist.label.space import Space
 from ecgmatch_dist.metrics import macro_ap
@@ -56,6 +57,7 @@ def main(
     cache: Path = Path("bench_label"),
     plot: Path | None = None,
     to: Path | None = None,
+    features: str = "",
     scale: int = 0,
 ) -> None:
     """Simulate readers, and count the labels that each way of choosing needs.
@@ -69,6 +71,8 @@ def main(
         cache: Folder for the measurements of the recordings, which take minutes.
         plot: Draw the curves into this .svg or .png file.
         to: Write the curves as JSON.
+        features: Folder of a run, such as a contrastive one: its features choose and teach, as with `ecgmatch label
+            --features`; else ECG measurements do.
         scale: Measure something else, without shards: how long the next question takes among this many made-up recordings.
     """
     if scale:
@@ -77,11 +81,11 @@ def main(
         raise UserError(f"--labels {labels}: a multiple of {STEP}, at least {2 * STEP}, and at least one seed")
     curves: dict[str, dict[str, list[dict[str, float]]]] = {}
     for name in databases:
-        database = load(shards, name, scheme, cache)
+        database = load(shards, name, scheme, cache, features)
         jobs: list[tuple[Way, int]] = [(way, seed) for seed in seeds for way in ("random", "bank")]
         found: dict[str, list[dict[str, float]]] = {"random": [], "bank": []}
         for way, seed in track(jobs, f"{name}: simulated readers", len(jobs)):
-            found[way].append(simulate(database, way, seed, labels))
+            found[way].append(simulate(database, way, seed, labels, tuple(MODELS) if features else ("forest",)))
             curves[name] = found
             if to:
                 write_json(to, curves)
@@ -90,22 +94,22 @@ def main(
         draw(curves, labels, plot)
 
 
-def load(shards: str, name: str, scheme: str, cache: Path) -> Database:
+def load(shards: str, name: str, scheme: str, cache: Path, run: str = "") -> Database:
     """Measure the recordings of a database that have labels."""
     store = ShardStore(shards, [name])
     labels = labels_of(store, scheme)
     rows = np.flatnonzero(known(labels))
     cache.mkdir(parents=True, exist_ok=True)
-    features = Features(cache / f"{name}.features", shards, store, rows)
+    features = Features(cache / f"{name}.{'network' if run else 'features'}", shards, store, rows, run)
     if not features.complete:
         print(f"{name}: measuring {len(rows) - features.done:,} recordings", flush=True)
         features.measure(threading.Event())
-    manifest = store.manifest.iloc[rows]
-    patients = np.unique(manifest["patient"].where(manifest["patient"] != "", manifest["key"]), return_inverse=True)[1]
-    return Database(name, features.all(), labels[rows], patients.astype(np.int64))
+    return Database(name, features.all(), labels[rows], all_units(store)[rows])
 
 
-def simulate(database: Database, way: Way, seed: int, labels: int) -> dict[str, float]:
+def simulate(
+    database: Database, way: Way, seed: int, labels: int, models: tuple[str, ...] = ("forest",)
+) -> dict[str, float]:
     """One reader: number of answers -> MAP on the test recordings; `cv`: what cross-validation says at the end."""
     order = np.random.default_rng(seed).permutation(int(database.patients.max()) + 1)
     is_test = np.isin(database.patients, order[: round(TEST * len(order))])
@@ -122,13 +126,13 @@ def simulate(database: Database, way: Way, seed: int, labels: int) -> dict[str, 
         asked.append(found[0])
         if len(asked) % EVERY and len(asked) % STEP:
             continue
-        forest = fit_forest(features[asked], y[asked], seed)
+        model = best_model(features[asked], y[asked], seed, models)
+        predict = learn(model, features[asked], y[asked], seed)
         if way == "bank":
-            chooser.learn(predict(forest, features, y.shape[1]), y[asked])
+            chooser.learn(predict(features), y[asked])
         if len(asked) % STEP == 0:
-            p = predict(forest, database.features[test], y.shape[1])
-            curve[str(len(asked))] = macro_ap(database.labels[test], p)
-    curve["cv"] = learning_curve(features[asked], y[asked], seed, shares=(1.0,))[0][-1][1].value
+            curve[str(len(asked))] = macro_ap(database.labels[test], predict(database.features[test]))
+    curve["cv"] = learning_curve(features[asked], y[asked], seed, (1.0,), model)[0][-1][1].value
     return curve
 
 

@@ -9,9 +9,10 @@ from starlette.routing import Route
 
 from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.forecast import sentence
+from ecgmatch_dist.forecast import Range, sentence
 from ecgmatch_dist.label.agreement import FEW, agreements
 from ecgmatch_dist.label.answers import Labels
+from ecgmatch_dist.label.chain import LEAST
 from ecgmatch_dist.label.draw import picture
 from ecgmatch_dist.label.session import EVERY, Session
 from ecgmatch_dist.predict.flags import sentences
@@ -38,6 +39,7 @@ class Page:
             Route("/api/answer", self.answer, methods=["POST"]),
             Route("/api/undo", self.undo, methods=["POST"]),
             Route("/api/check", self.check, methods=["POST"]),
+            Route("/api/train", self.train, methods=["POST"]),
             Route("/api/state", self.state),
             Route("/api/alike", self.alike),
             Route("/labels.csv", self.table),
@@ -58,8 +60,8 @@ class Page:
         given = session.answers.standing(session.wishes.reader).get(recording)
         shown = given if given and why == "again" else None
         svg, limbs = self.draw(recording)
-        row = session.store.manifest.iloc[int(session.store_rows[session.row_of[recording]])]
-        age, sex = row["age"], {"Male": "man", "Female": "woman"}.get(row["sex"], "")
+        about = self.about(recording)
+        age, sex = about["age"], {"Male": "man", "Female": "woman"}.get(about["sex"], "")
         return JSONResponse(
             {
                 "recording": recording,
@@ -67,7 +69,7 @@ class Page:
                 "svg": svg,
                 "limbs": limbs,
                 "about": ", ".join(text for text in (sex, f"{age} years" if age else "") if text),
-                "flags": [text for text, warning in sentences(row["flags"].split()) if warning],
+                "flags": [text for text, warning in sentences(about["flags"].split()) if warning],
                 "answer": {"classes": shown.classes, "unsure": shown.unsure} if shown else None,
                 "back": min(back, len(history)),
                 "history": len(history),
@@ -95,6 +97,25 @@ class Page:
         self.session.forget_question()
         return JSONResponse({"doubts": len(self.session.doubts())})
 
+    async def train(self, request: Request) -> Response:
+        """Train the chain on all answers; with {"stop": true}, stop it."""
+        session = self.session
+        if (await body(request)).get("stop") and session.chain:
+            await run_in_threadpool(session.chain.end)
+        else:
+            await run_in_threadpool(session.train)
+        return JSONResponse(self.training())
+
+    def training(self) -> dict[str, Any] | None:
+        """The chain: what is under way, and what earlier ones have reached; None: it cannot be trained from here."""
+        if (chain := self.session.chain) is None:
+            return None
+        reached = [
+            {"answers": one.answers, "run": one.run, "map": _numbers(one.map) if one.map else None}
+            for one in chain.reached()
+        ]
+        return {**vars(chain.state), "line": chain.last_line(), "reached": reached, "least": LEAST}
+
     def state(self, _: Request) -> Response:
         """Everything beside the ECG."""
         session = self.session
@@ -112,6 +133,7 @@ class Page:
                     "measured": session.features.done,
                     "model": self.model(len(common)),
                     "doubts": len(session.doubts()),
+                    "training": self.training(),
                     "agreement": self.agreement(),
                     "warning": session.warning,
                     "commands": self.commands,
@@ -146,6 +168,7 @@ class Page:
             "words": sentence(fit, n, MORE),
             "flat": bool(fit and fit.flat(n, MORE)),
             "left": left,
+            "kind": grown.model,
         }
 
     def agreement(self) -> list[dict[str, Any]]:
@@ -177,13 +200,20 @@ class Page:
             text = self.session.answers.table()
         return Response(text, media_type="text/csv; charset=utf-8")
 
+    def about(self, recording: str) -> dict[str, str]:
+        """What the manifest says of the recording."""
+        store, row = self.session.store, self.session.store_rows[[self.session.row_of[recording]]]
+        database = int(store.database_of(row)[0])
+        own = row - store.starts[database]
+        return {name: store.tables[database].texts(name, own)[0] for name in ("age", "sex", "flags")}
+
     def draw(self, recording: str) -> tuple[str, bool]:
         session = self.session
         row = session.store_rows[session.row_of[recording]]
         return picture(session.store.read(row[None])[0], session.store.rate, recording)
 
 
-def _numbers(at: Any) -> list[float]:
+def _numbers(at: Range) -> list[float]:
     return [at.value, at.low, at.high]
 
 

@@ -15,8 +15,10 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.lock import only_one
 from ecgmatch_dist.files.plain import plain_line, plain_markup
 from ecgmatch_dist.label.agreement import agreements
+from ecgmatch_dist.label.chain import LEAST, Workshop
 from ecgmatch_dist.label.session import Session, Wishes
 from ecgmatch_dist.terminal.next_step import preset_for
+from ecgmatch_dist.terminal.waiting import waiting
 from ecgmatch_dist.web import need_web
 
 LONGEST_NAME = 60
@@ -41,6 +43,8 @@ def main(
     random: bool = False,
     overlap: float = 0.2,
     features: str = "",
+    train_every: int = 0,
+    runs: Path = Path("runs"),
     summary: bool = False,
     host: str = "127.0.0.1",
     port: int = 8017,
@@ -60,7 +64,10 @@ def main(
         reader: Who you are. Two readers of the same --to may work at the same time.
         random: Ask in random order instead of the most useful first.
         overlap: Share of your questions that another reader has answered already, so that you can be compared.
-        features: Folder of a run whose features say which ECGs are alike, as a contrastive one; else ECG measurements do.
+        features: Folder of a run whose features say which ECGs are alike, as a contrastive one, and feed the small model beside
+            the page; else ECG measurements do.
+        train_every: Train the chain in the background after so many answers; 0: only when the page's button is pressed.
+        runs: Folder for the runs of that training.
         summary: Open no page: write the table, and print what there is.
         host: Address to listen on. Anybody who can reach it can label.
         port: Port of the page; 0: any free one.
@@ -70,14 +77,18 @@ def main(
     name = plain_line(reader).strip()
     if not name or len(name) > LONGEST_NAME:
         raise UserError(f"--reader {reader!r:.80}: a name of 1 to {LONGEST_NAME} characters")
+    if train_every and train_every < LEAST:
+        raise UserError(f"--train-every {train_every}: at least {LEAST} answers, or 0")
     if scheme_of(shards) and not databases:
         raise UserError(f"{shards}: the databases behind a URL cannot be listed; name them with --databases")
     where = Where(shards, databases or tuple(databases_in(shards)), scheme, to)
     rule = load_scheme(scheme)
     if to.is_dir():
         raise UserError(f"{to}: a folder; --to is the table to write, such as labels.csv")
-    wishes = Wishes(name, random, overlap, features)
-    session = Session(shards, ShardStore(shards, where.databases), rule, to, wishes)
+    wishes = Wishes(name, random, overlap, features, train_every)
+    preset = preset_of(where)
+    workshop = Workshop(shards, scheme, ("--preset", preset), runs=runs) if preset else None
+    session = Session(shards, ShardStore(shards, where.databases), rule, to, wishes, workshop)
     if session.warning:
         print(f"warning: {plain_line(session.warning)}", flush=True)
     if summary:
@@ -97,7 +108,8 @@ def main(
             app = make_app(Page(session, commands(where)).routes(), host, Limits(body=2**20))
             serve(app, host, port, f"{name}: {len(session.history())} of {len(session.ids):,} answered; the page")
         finally:
-            session.end()
+            with waiting("ending; a training keeps its last checkpoint"):
+                session.end()
     show(session, where)
 
 
@@ -106,9 +118,14 @@ def commands(where: Where) -> list[str]:
     split = ["ecgmatch", "split", "within" if len(where.databases) == 1 else "mix"]
     split += ["--database", *where.databases] if len(where.databases) == 1 else ["--databases", *where.databases]
     split += ["--shards", where.shards, "--labels", str(where.to), "--scheme", where.scheme, "--name", "labelled"]
-    preset = "" if scheme_of(where.shards) else preset_for(Path(where.shards) / where.databases[0])
+    preset = preset_of(where)
     train = ["ecgmatch", "train", *(["--preset", preset] if preset else []), "--split", "splits/labelled.json"]
     return [shlex.join(split), shlex.join([*train, "--shards", where.shards])]
+
+
+def preset_of(where: Where) -> str:
+    """The preset that is meant for these shards; empty: none, or they are elsewhere."""
+    return "" if scheme_of(where.shards) else preset_for(Path(where.shards) / where.databases[0])
 
 
 def show(session: Session, where: Where) -> None:

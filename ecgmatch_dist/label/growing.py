@@ -1,13 +1,20 @@
-"""The model that grows with the answers: one forest for all classes, its learning curve by cross-validation, labels it doubts.
+"""The model that grows with the answers, its learning curve by cross-validation, and the labels that it doubts.
 
-Legend: n answered recordings, N all, F features, C classes. Labels are 0, 1 or UNKNOWN.
+On ECG measurements one forest for all classes. On the frozen features of a network a regularised linear head, the forest, or
+the mean of both: which, says the cross-validation. Legend: n answered recordings, N all, F features, C classes. Labels are 0, 1
+or UNKNOWN.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.linear_model import RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from ecgmatch_dist.data.labels import UNKNOWN, known
 from ecgmatch_dist.forecast import Forecast, Range, forecast
@@ -23,6 +30,10 @@ TREES_IN_FOLDS = 40
 RESAMPLES = 200
 LEAST = 20
 """Answers for a cross-validation."""
+PENALTIES = np.logspace(1, 5, 9)
+"""Of the linear head; each class takes the one that predicts best when a recording is left out."""
+Fit = Callable[[Floats, Labels, int, int], Any]
+"""Features [n, F], labels [n, C], a seed, trees -> something whose `predict` gives [m, C]."""
 
 
 @dataclass(frozen=True)
@@ -47,39 +58,79 @@ class Grown:
     """Answers that were learnt from, and the MAP that they reach on others."""
     fit: Forecast | None = None
     doubts: tuple[Doubt, ...] = field(default=())
+    model: str = "forest"
+    """A name of `MODELS`."""
 
 
 def fit_forest(features: Floats, labels: Labels, seed: int, trees: int = TREES) -> ExtraTreesRegressor:
-    """Trees that predict all classes at once: with few labels as good as a forest per class, at a fifth of the time. Where a
-    class is unknown, it counts with its frequency."""
+    """Trees that predict all classes at once: with few labels as good as a forest per class, at a fifth of the time."""
+    forest = ExtraTreesRegressor(trees, min_samples_leaf=2, max_features=0.2, random_state=seed)
+    return forest.fit(features, targets(labels))
+
+
+def fit_linear(features: Floats, labels: Labels, seed: int = 0, trees: int = 0) -> Any:
+    """Ridge regression of all classes: what is left out is computed in closed form, so the penalty costs nothing to choose."""
+    return make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True)).fit(features, targets(labels))
+
+
+MODELS: dict[str, tuple[Fit, ...]] = {
+    "forest": (fit_forest,),
+    "linear head": (fit_linear,),
+    "linear head and forest": (fit_linear, fit_forest),
+}
+"""Each is the mean of its parts."""
+
+
+def targets(labels: Labels) -> Floats:
+    """Where a class is unknown, it counts with its frequency. scikit-learn wants no last axis of a single class."""
     looked = labels != UNKNOWN
     share = (np.where(looked, labels, 0).sum(0) + 0.5) / (looked.sum(0) + 1)
-    targets = np.where(looked, labels, share)
-    forest = ExtraTreesRegressor(trees, min_samples_leaf=2, max_features=0.2, random_state=seed)
-    return forest.fit(features, targets if targets.shape[1] > 1 else targets[:, 0])
+    found = np.where(looked, labels, share)
+    return found if found.shape[1] > 1 else found[:, 0]
 
 
-def predict(forest: ExtraTreesRegressor, features: Floats, classes: int) -> Points:
-    """[m, F] -> [m, C]. scikit-learn drops the last axis of a single class."""
-    return np.asarray(forest.predict(features), np.float32).reshape(len(features), classes)
+def learn(
+    model: str, features: Floats, labels: Labels, seed: int = 0, trees: int = TREES
+) -> Callable[[Floats], Points]:
+    """Fit a model of `MODELS`: a function from features [m, F] to probabilities [m, C]."""
+    parts = [fit(features, labels, seed, trees) for fit in MODELS[model]]
+
+    def predict(some: Floats) -> Points:
+        each = [np.asarray(part.predict(some), np.float32).reshape(len(some), labels.shape[1]) for part in parts]
+        found: Points = np.clip(np.mean(each, 0), 0, 1)
+        return found
+
+    return predict
 
 
-def grow(features: Floats, rows: NDArray[np.int64], labels: Labels, seed: int = 0) -> Grown:
-    """Learn from the labels [n, C] of these rows, in the order in which they were given, of all features [N, F]."""
+def grow(
+    features: Floats, rows: NDArray[np.int64], labels: Labels, seed: int = 0, models: tuple[str, ...] = ("forest",)
+) -> Grown:
+    """Learn from the labels [n, C] of these rows, in the order in which they were given, of all features [N, F]. Of several
+    `models`, the one that is best by cross-validation."""
     looked = known(labels)
     own, y = features[rows[looked]], labels[looked]
-    everything = predict(fit_forest(own, y, seed), features, y.shape[1])
     if len(y) < LEAST:
-        return Grown(len(y), everything)
-    curve, beside = learning_curve(own, y, seed)
+        return Grown(len(y), learn(models[0], own, y, seed)(features), model=models[0])
+    model = best_model(own, y, seed, models)
+    curve, beside = learning_curve(own, y, seed, model=model)
     sizes = [n for n, _ in curve]
     place = np.flatnonzero(looked)
     doubts = [Doubt(int(place[d.row]), d.class_, d.label, d.probability) for d in doubted(y, beside)]
-    return Grown(len(y), everything, tuple(curve), forecast(sizes, [at.value for _, at in curve], seed), tuple(doubts))
+    fit = forecast(sizes, [at.value for _, at in curve], seed)
+    return Grown(len(y), learn(model, own, y, seed)(features), tuple(curve), fit, tuple(doubts), model)
+
+
+def best_model(features: Floats, labels: Labels, seed: int, models: tuple[str, ...]) -> str:
+    """The model with the best MAP by cross-validation; with one to choose from, that one."""
+    if len(models) == 1:
+        return models[0]
+    scores = {name: learning_curve(features, labels, seed, (1.0,), name)[0][0][1].value for name in models}
+    return max(scores, key=lambda name: scores[name])
 
 
 def learning_curve(
-    features: Floats, labels: Labels, seed: int, shares: tuple[float, ...] = SHARES
+    features: Floats, labels: Labels, seed: int, shares: tuple[float, ...] = SHARES, model: str = "forest"
 ) -> tuple[list[tuple[int, Range]], Points]:
     """MAP of models that learnt from the first answers, always measured on all of them, each predicted by a model that has not
     seen it; and these predictions of the last model [n, C]."""
@@ -91,9 +142,7 @@ def learning_curve(
         for k in range(FOLDS):
             train = np.flatnonzero(fold != k)
             train = train[: max(round(share * len(train)), 1)]
-            p[fold == k] = predict(
-                fit_forest(features[train], labels[train], seed, TREES_IN_FOLDS), features[fold == k], c
-            )
+            p[fold == k] = learn(model, features[train], labels[train], seed, TREES_IN_FOLDS)(features[fold == k])
         curve.append((round(share * n * (1 - 1 / FOLDS)), map_interval(labels, p, seed)))
     return curve, p
 

@@ -171,6 +171,24 @@ async function check() {
   await Promise.all([ask(), refresh()]);
 }
 
+async function train() {
+  await call("/api/train", { stop: state.training.running });
+  await refresh();
+}
+
+function drawTraining() {
+  const now = state.training;
+  for (const id of ["train", "training", "chain"]) at(id).hidden = !now;
+  at("reached").hidden = !now || !now.reached.length;
+  if (!now) return;
+  at("train").replaceChildren(element("kbd", "t"), now.running ? " Stop training" : " Train now");
+  at("train").disabled = !now.running && state.answered < now.least;
+  at("training").textContent = now.running ? `${now.step}. ${now.line || "Starting."}` : now.error ||
+    (state.answered < now.least ? `After ${now.least - state.answered} more answers.` : "");
+  rows("reached", ["answers", "MAP, cross-validated", "90 %", "model to use"], now.reached.map((one) => [[
+    one.answers, one.map ? one.map[0].toFixed(2) : "not yet", one.map ? `${one.map[1].toFixed(2)} to ${one.map[2].toFixed(2)}` : "", one.run]]));
+}
+
 async function refresh() {
   state = await call("/api/state");
   const left = state.recordings - state.answered;
@@ -185,6 +203,8 @@ async function refresh() {
   Object.assign(at("measured"), { max: state.recordings, value: state.measured, hidden: state.measured >= state.recordings });
   at("curve").innerHTML = curve(model);
   at("honest").hidden = !model.curve.length;
+  at("kind").textContent = model.kind || "";
+  drawTraining();
   at("check").hidden = !state.doubts || state.answered < 50;
   at("check").textContent = `Check ${state.doubts} label${state.doubts > 1 ? "s" : ""} that the model doubts`;
   rows("counts", ["class", "yes", "unknown"], state.classes.map((one) => [[one.name, one.yes, one.unknown]]));
@@ -222,14 +242,14 @@ function curve(model) {
 }
 
 const actions = {
-  save: () => save("marks"), none: () => save("none"), unsure: () => save("unsure"), undo, show: similar, check,
+  save: () => save("marks"), none: () => save("none"), unsure: () => save("unsure"), undo, show: similar, check, train,
   back: () => go(1), forward: () => go(-1),
 };
 for (const [id, work] of Object.entries(actions)) {
   at(id).addEventListener("click", () => { at(id).blur(); guarded(work); });
 }
 
-const KEYS = { Enter: "save", 0: "none", u: "unsure", ArrowLeft: "back", ArrowRight: "forward", z: "undo", Backspace: "undo", n: "show" };
+const KEYS = { Enter: "save", 0: "none", u: "unsure", ArrowLeft: "back", ArrowRight: "forward", z: "undo", Backspace: "undo", n: "show", t: "train" };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !state || !asked) return;
   const digit = /^Digit([1-9])$/.exec(event.code) || /^Numpad([1-9])$/.exec(event.code);
@@ -237,7 +257,7 @@ document.addEventListener("keydown", (event) => {
     toggle(Number(digit[1]) - 1, event.shiftKey ? "unsure" : "yes");
   } else if (KEYS[event.key] && !event.repeat) {
     const button = at(KEYS[event.key]);
-    if (!button.disabled) guarded(actions[KEYS[event.key]]);
+    if (!button.disabled && !button.hidden) guarded(actions[KEYS[event.key]]);
   } else return;
   event.preventDefault();
 });

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
+from ecgmatch_dist.data.assign import all_units
 from ecgmatch_dist.data.labels import UNKNOWN, LabelScheme
 from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.label.answers import Answers, Labels
+from ecgmatch_dist.label.chain import Chain, Workshop
 from ecgmatch_dist.label.choose import Chooser
 from ecgmatch_dist.label.features import Features
-from ecgmatch_dist.label.growing import Grown, grow
+from ecgmatch_dist.label.growing import MODELS, Grown, grow
 from ecgmatch_dist.label.journal import FORMAT, Answer, Classes, Journal, Table, Undo, now
 from ecgmatch_dist.label.space import Space
 
@@ -47,12 +49,23 @@ class Wishes:
     """Share of the questions that another reader has answered already."""
     run: str = ""
     """Features of this run's network choose; empty: ECG measurements."""
+    train_every: int = 0
+    """Answers between two trainings of the chain; 0: only when the reader asks for it."""
 
 
 class Session:
-    def __init__(self, shards: str, store: ShardStore, scheme: LabelScheme, to: Path, wishes: Wishes) -> None:
+    def __init__(
+        self,
+        shards: str,
+        store: ShardStore,
+        scheme: LabelScheme,
+        to: Path,
+        wishes: Wishes,
+        workshop: Workshop | None = None,
+    ) -> None:
+        """`workshop`: where the chain is trained; None: it cannot be trained from here."""
         self.store, self.scheme, self.to, self.wishes = store, scheme, to, wishes
-        ids = store.manifest["id"].tolist()
+        ids = store.ids()
         first = {recording_of(name): row for row, name in reversed(list(enumerate(ids)))}
         rows = np.array(sorted(first.values()), np.int64)
         self.ids: list[str] = [ids[row] for row in rows]
@@ -68,6 +81,9 @@ class Session:
         self.warning = self.journal.warning
         self._check_table()
         self.features = Features(to.with_name(f"{to.name}.features"), shards, store, rows, wishes.run)
+        log = to.with_name(f"{to.name}.training.log")
+        self.chain = Chain(workshop, store, scheme, to.stem, log) if workshop else None
+        self._trained_at = max((one.answers for one in self.chain.reached()), default=0) if self.chain else 0
         self.chooser: Chooser | None = None
         self.grown: Grown | None = None
         self.checking = False
@@ -82,6 +98,8 @@ class Session:
     def end(self) -> None:
         """Stop the threads, and write the table a last time."""
         self._stop.set()
+        if self.chain:
+            self.chain.end()
         with self.lock:
             self._wake.notify_all()
         for thread in self._threads:
@@ -141,6 +159,9 @@ class Session:
             if self._current and self._current.recording == recording:
                 self._current = None
             self._wake.notify_all()
+            every, answered = self.wishes.train_every, len(self.answers.answered())
+            if self.chain and every and answered - self._trained_at >= every and not self.chain.state.running:
+                self.train()
 
     def undo(self) -> str:
         """Take the reader's last answer back and ask about its recording again."""
@@ -162,6 +183,14 @@ class Session:
     def history(self) -> list[str]:
         """Recordings that the reader has answered, the last one last."""
         return list(self.answers.standing(self.wishes.reader))
+
+    def train(self) -> None:
+        """Train the chain on all answers, in the background."""
+        if self.chain is None:
+            raise UserError("no preset is meant for these shards; build them with `ecgmatch shards build --preset cpu`")
+        with self.lock:
+            self.chain.start(self.answers.table())
+            self._trained_at = len(self.answers.answered())
 
     # What the model says
 
@@ -200,11 +229,8 @@ class Session:
             return
         values = self.features.all()
         space = Space(values)
-        manifest = self.store.manifest.iloc[self.store_rows]
-        patients = manifest["database"] + "/" + manifest["patient"].where(manifest["patient"] != "", manifest["key"])
-        groups = np.unique(patients.to_numpy(str), return_inverse=True)[1]
         with self.lock:
-            self.chooser = Chooser(space, groups)
+            self.chooser = Chooser(space, all_units(self.store)[self.store_rows])
         learnt = -EVERY
         while not self._stop.is_set():
             with self.lock:
@@ -223,7 +249,7 @@ class Session:
         if not (labels != UNKNOWN).any():
             return
         rows = np.array([self.row_of[name] for name in common], np.int64)
-        grown = grow(values, rows, labels)
+        grown = grow(values, rows, labels, models=tuple(MODELS) if self.wishes.run else ("forest",))
         with self.lock:
             assert self.chooser is not None
             self.chooser.learn(grown.probabilities, labels)

@@ -19,5 +19,5 @@ def test_what_it_cannot_use_is_one_line(tmp_path: Path) -> None:
 def test_it_compares_one_command_with_one_process_per_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(write_model(tmp_path / "run"), recordings=40, alone=1)
     out = capsys.readouterr().out
-    assert re.search(r"one command is \d+ times as fast as one process per file", out), out
+    assert re.search(r"one command is \d+ times as fast as \d+ processes of one file, counted from", out), out
     assert "one file in 10 is cut" in out

@@ -1,9 +1,10 @@
 """The model beside the reader: it learns, says how well without having seen the answer, and doubts what is wrong."""
 
 import numpy as np
+import pytest
 
 from ecgmatch_dist.data.labels import UNKNOWN
-from ecgmatch_dist.label.growing import doubted, fit_forest, grow, predict
+from ecgmatch_dist.label.growing import MODELS, best_model, doubted, grow, learn
 from ecgmatch_dist.metrics import macro_ap
 
 
@@ -28,12 +29,13 @@ def test_the_curve_rises_and_agrees_with_recordings_that_were_never_asked() -> N
     assert values[0] < values[-1] < elsewhere + 0.05  # learnt from four fifths: never too high
 
 
-def test_unknown_is_no_no() -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_unknown_is_no_no(model: str) -> None:
     x, y = problem(200)
     hidden = y.copy()
     hidden[::2, 0] = UNKNOWN
     lied = np.where(hidden == UNKNOWN, 0, hidden).astype(np.uint8)
-    own, wrong = (predict(fit_forest(x, labels, 0), x, 2)[y[:, 0] == 1, 0].mean() for labels in (hidden, lied))
+    own, wrong = (learn(model, x, labels)(x)[y[:, 0] == 1, 0].mean() for labels in (hidden, lied))
     assert own > wrong + 0.1
 
 
@@ -60,3 +62,18 @@ def test_doubts_need_a_model_that_knows_the_class() -> None:
     labels = np.array([[1], [1], [0], [0]], np.uint8)
     assert doubted(labels, np.array([[0.2], [0.3], [0.6], [0.7]], np.float32)) == []
     assert doubted(labels, np.full((4, 1), 0.5, np.float32)) == []
+
+
+def test_cross_validation_chooses_the_linear_head_where_it_is_the_better_one() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((150, 40)).astype(np.float32)  # as features of a network: each class is a direction of many
+    y = (x @ rng.standard_normal((40, 2)) > 3).astype(np.uint8)
+    grown = grow(x, np.arange(100), y[:100], models=tuple(MODELS))
+    assert grown.model == "linear head"
+    assert (
+        macro_ap(y[100:], grown.probabilities[100:])
+        > macro_ap(y[100:], learn("forest", x[:100], y[:100])(x[100:])) + 0.1
+    )
+    assert 0 <= grown.probabilities.min() <= grown.probabilities.max() <= 1
+    boxes = ((x[:, :2] > 0.5) & (x[:, 2:4] < 0.5)).astype(np.uint8)
+    assert best_model(x[:100], boxes[:100], 0, ("linear head", "forest")) == "forest"

@@ -21,6 +21,7 @@ import pytest
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.forecast import Range
+from ecgmatch_dist.label.chain import Chain, Workshop
 from ecgmatch_dist.label.choose import Chooser
 from ecgmatch_dist.label.growing import Grown
 from ecgmatch_dist.label.session import Session, Wishes
@@ -125,6 +126,17 @@ def test_the_model_doubts_and_similar_ones(ask: Callable[..., Any], session: Ses
     assert [one["codes"] for one in similar] == ["none"] * 3
     assert ask("/api/alike?recording=nothing") == []
     assert ask("/api/check", {}) == {"doubts": 0}
+
+
+def test_the_page_trains_only_where_a_preset_fits(ask: Callable[..., Any], session: Session, tmp_path: Path) -> None:
+    assert ask("/api/state")["training"] is None
+    status, sentence = ask("/api/train", {})
+    assert (status, "no preset is meant for these shards" in sentence) == (400, True)
+    place = Workshop(session.features.shards, "ecgmatch5", splits=tmp_path / "splits", runs=tmp_path / "runs")
+    session.chain = Chain(place, session.store, session.scheme, "labels", tmp_path / "training.log")
+    assert ask("/api/train", {}) == (400, "0 answers: training begins with 20")
+    assert ask("/api/train", {"stop": True})["running"] is False
+    assert ask("/api/state")["training"]["reached"] == []
 
 
 def start(folder: Path, *options: str) -> tuple[str, ...]:
