@@ -57,6 +57,14 @@ def units_of(store: ShardStore, rows: Ints, patients: Mapping[str, str] | None =
     return np.unique(unit, return_inverse=True)[1]
 
 
+def all_units(store: ShardStore) -> Ints:
+    """The unit of each recording of a store [N], in the store's own order."""
+    order = store.order()
+    units = np.empty(len(order), np.int64)
+    units[order] = units_of(store, order)
+    return units
+
+
 def patients_of(table: Table, database: str, patients: Mapping[str, str]) -> tuple[NDArray[np.integer], int]:
     """The number of each row's patient, in the order of their names [n], and the number of no patient."""
     told = {name[len(database) + 1 :]: patient for name, patient in patients.items() if name.startswith(f"{database}/")}

@@ -1,6 +1,7 @@
 """One split from the store's labels: who is drawn, who is unlabelled, who is left out and why."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,78 +58,122 @@ def make_split(
     is_known, order, places = known(y), store.order(), Places(len(store))
     if rule.drop_unlabelled:
         places.leave_out(np.flatnonzero((y == 0).all(1)), NO_CLASS)
-
-    # the test database, and those of which nothing is drawn
-    database = store.database_of(order)
-    whole = [i for i, name in enumerate(store.databases) if name in unlabelled_databases]
-    candidates = (places.part[order] >= 0) & ~np.isin(database, whole)
-    is_test = np.array([name == test_database for name in store.databases])[database]
-    if protocol == "cross":
-        test_rows = order[candidates & is_test]
-        places.part[test_rows] = assign.TEST
-        places.leave_out(test_rows[~is_known[test_rows]], UNKNOWN_TEST)
-    rows = order[candidates & ~is_test]
+    rows = set_aside(
+        places, store, order, is_known, test_database if protocol == "cross" else None, unlabelled_databases
+    )
 
     # draw units: patients, or recordings without one
     unit = units_of(store, rows, labels.patients if labels else None)
     y_unit = labels_of_units(y, rows, unit)
-    drawable = np.zeros(len(y_unit), bool)
-    drawable[unit[is_known[rows]]] = True
     random = np.random.RandomState(seed)
-    part = np.full(len(y_unit), assign.UNLABELLED)
     rows_of_list = {name: store.rows(names) for name, names in (listed or {}).items()}
     if protocol == "folds":
         published = folds_of(store, rows, unit, is_known[rows])
-        part = assign_by_fold(y_unit, published, drawable, ratio, random, stratified)
+        part = assign_by_fold(y_unit, published, has_known(unit, is_known[rows]), ratio, random, stratified)
     elif protocol == "given":
         part = assign_given(y_unit, unit, masks_of(store, rows_of_list, rows, is_known), random, stratified)
     else:
+        part, drawable = np.full(len(y_unit), assign.UNLABELLED), has_known(unit, is_known[rows])
         part[drawable] = assign_parts(y_unit[drawable], protocol, ratio, random, stratified)
     if folds:
         part = rotate(part, y_unit, fold, folds, random)
 
-    # from units to recordings: what nobody has looked at is unlabelled
     places.part[rows] = part[unit]
-    unseen = rows[~is_known[rows]]
-    places.part[unseen[places.part[unseen] == assign.LABELLED]] = assign.UNLABELLED
-    places.leave_out(unseen[places.part[unseen] != assign.UNLABELLED], UNKNOWN_PATIENT)
-    if (
-        protocol == "given"
-    ):  # the other recordings of listed patients: training goes to unlabelled, the rest is left out
-        named = np.zeros(len(store), bool)
-        named[np.concatenate(list(rows_of_list.values()))] = True
-        places.part[~named & (places.part == assign.LABELLED)] = assign.UNLABELLED
-        places.leave_out(np.flatnonzero(~named & (places.part > assign.UNLABELLED)), LISTED_PATIENT)
+    hide_unknown(places, rows[~is_known[rows]])
+    if protocol == "given":
+        keep_to_the_lists(places, np.concatenate(list(rows_of_list.values())))
+    if not name:
+        own = [one for one in store.databases if one not in unlabelled_databases]
+        name = split_name(protocol, own, test_database, ratio, seed + fold, stratified, unlabelled_databases, folds)
+    needs_labels = labels or protocol == "given" or unlabelled_databases or scheme.endswith(".toml")
+    how = Drawn(name, protocol, test_database, ratio, seed + fold, scheme, stratified, labels)
+    return describe(how, store, order, places, y, bool(needs_labels))
 
+
+def set_aside(
+    places: "Places",
+    store: ShardStore,
+    order: Ints,
+    is_known: Mask,
+    test_database: str | None,
+    unlabelled_databases: Sequence[str],
+) -> Ints:
+    """Put the test database of cross into its part, and leave databases that are unlabelled as a whole where they are.
+    Returns the rows that are left to be drawn, in `order`."""
+    database = store.database_of(order)
+    whole = [i for i, name in enumerate(store.databases) if name in unlabelled_databases]
+    candidates = (places.part[order] >= 0) & ~np.isin(database, whole)
+    is_test = np.array([name == test_database for name in store.databases])[database]
+    test_rows = order[candidates & is_test]
+    places.part[test_rows] = assign.TEST
+    places.leave_out(test_rows[~is_known[test_rows]], UNKNOWN_TEST)
+    left: Ints = order[candidates & ~is_test]
+    return left
+
+
+def has_known(unit: Ints, is_known: Mask) -> Mask:
+    """Which units [u] have a recording with labels; of the recordings [n], `unit` and whether each has labels."""
+    out = np.zeros(int(unit.max(initial=-1)) + 1, bool)
+    out[unit[is_known]] = True
+    return out
+
+
+def hide_unknown(places: "Places", unknown: Ints) -> None:
+    """Recordings that nobody has looked at are unlabelled, or left out if their patient validates or tests."""
+    places.part[unknown[places.part[unknown] == assign.LABELLED]] = assign.UNLABELLED
+    places.leave_out(unknown[places.part[unknown] != assign.UNLABELLED], UNKNOWN_PATIENT)
+
+
+def keep_to_the_lists(places: "Places", listed: Ints) -> None:
+    """Other recordings of listed patients: those of the labelled list are unlabelled, the rest is left out."""
+    named = np.zeros(len(places.part), bool)
+    named[listed] = True
+    places.part[~named & (places.part == assign.LABELLED)] = assign.UNLABELLED
+    places.leave_out(np.flatnonzero(~named & (places.part > assign.UNLABELLED)), LISTED_PATIENT)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How a split was drawn, as its file tells."""
+
+    name: str
+    protocol: Protocol
+    test_database: str | None
+    ratio: float
+    seed: int
+    scheme: str
+    stratified: bool
+    labels: LabelFile | None
+
+
+def describe(
+    how: Drawn, store: ShardStore, order: Ints, places: "Places", y: NDArray[np.uint8], needs_labels: bool
+) -> Split:
+    """The split as a file holds it: names or letters of its parts, counts, hashes. Refuses empty parts, and classes without
+    any label in the labelled part. `needs_labels`: its labels are not those that the shards alone give."""
     rows_of = {name: order[places.part[order] == i] for i, name in enumerate(PARTS)}
-    check_filled(rows_of, ratio, int((places.part >= 0).sum()))
-    found = {part: y[some] for part, some in rows_of.items()}
-    check_annotated(found["labelled"], rule.short)
-    hidden = unannotated(found, rule.short)
-    large = len(store) > split_file.MOST_NAMES
+    check_filled(rows_of, how.ratio, int((places.part >= 0).sum()))
+    short, found = load_scheme(how.scheme).short, {part: y[some] for part, some in rows_of.items()}
+    check_annotated(found["labelled"], short)
+    hidden, large = unannotated(found, short), len(store) > split_file.MOST_NAMES
+    needs_labels = bool(needs_labels or hidden or large)
     parts = {} if large else {part: store.ids(some) for part, some in rows_of.items()}
-    needs_labels = bool(
-        large or labels or hidden or protocol == "given" or unlabelled_databases or scheme.endswith(".toml")
-    )
     split = Split(
-        name=name
-        or split_name(
-            protocol, store.databases, test_database, ratio, seed + fold, stratified, unlabelled_databases, folds
-        ),
-        protocol=protocol,
+        name=how.name,
+        protocol=how.protocol,
         databases=tuple(sorted(store.databases)),
-        test_database=test_database,
-        ratio=ratio,
-        seed=seed + fold,
-        scheme=scheme,
-        stratified=stratified,
+        test_database=how.test_database,
+        ratio=how.ratio,
+        seed=how.seed,
+        scheme=how.scheme,
+        stratified=how.stratified,
         parts=parts,
-        counts={part: count(some, rule.short) for part, some in found.items()},
+        counts={part: count(some, short) for part, some in found.items()},
         manifests={name: store.datasets[name].manifest_sha256 for name in sorted(store.databases)},
         format=3 if large else 2 if needs_labels else 1,
-        label_file=labels.name if labels else "",
-        label_file_sha256=labels.sha256 if labels else "",
-        codes=codes,
+        label_file=how.labels.name if how.labels else "",
+        label_file_sha256=how.labels.sha256 if how.labels else "",
+        codes=how.labels.codes if how.labels else {},
         labels_sha256=hash_labels(parts, found) if needs_labels else "",
         unannotated=hidden,
         left_out=places.left_out() if needs_labels else {},
@@ -204,19 +249,16 @@ def check_annotated(labels: NDArray[np.uint8], short: Sequence[str]) -> None:
 
 def split_name(
     protocol: str,
-    databases: Sequence[str],
+    own: Sequence[str],
     test: str | None,
     ratio: float,
     seed: int,
     stratified: bool,
-    unlabelled: Sequence[str] = (),
-    folds: int = 0,
+    unlabelled: Sequence[str],
+    folds: int,
 ) -> str:
-    """For example cross-g12ec@0.01.s20."""
-    own = [name for name in databases if name not in unlabelled]
-    of = {"within": f"-{own[0]}", "folds": f"-{own[0]}", "mix": "", "cross": f"-{test}", "given": f"-{own[0]}"}[
-        protocol
-    ]
+    """For example cross-g12ec@0.01.s20. `own`: the databases that labels are drawn from."""
+    of = {"mix": "", "cross": f"-{test}"}.get(protocol, f"-{own[0]}")
     more = "".join(f"+{name}" for name in sorted(unlabelled))
     return f"{protocol}{of}{more}{'' if stratified else '-random'}{f'-{folds}fold' if folds else ''}@{ratio:g}.s{seed}"
 

@@ -87,6 +87,30 @@ def read_lists(store: ShardStore, lists: dict[str, Path | None], complaints: lis
     return found
 
 
+def check_options(
+    protocol: Protocol, labelled: Path | None, validation: Path | None, name: str, seeds: int, folds: int
+) -> None:
+    """Refuse options that belong to another protocol, or that exclude each other. `seeds`: how many."""
+    if (protocol == "given") != (labelled is not None) or (validation is not None and protocol != "given"):
+        raise UserError(
+            "--labelled LIST belongs to the protocol given, which needs it; --validation LIST and --test LIST too"
+        )
+    if name and seeds * max(folds, 1) > 1:
+        raise UserError(f"--name {name}: {seeds * max(folds, 1)} splits would share one name; give one --seed")
+    if folds and (folds < 2 or protocol == "folds" or validation is not None or seeds > 1):
+        raise UserError(
+            f"--validation-folds {folds}: at least 2, one --seed, and no published or listed validation part"
+        )
+
+
+def scheme_of_all(store: ShardStore) -> str:
+    """The label scheme that the databases share."""
+    schemes = {name: dataset.scheme for name, dataset in store.datasets.items()}
+    if len(set(schemes.values())) > 1:
+        raise UserError(f"the databases have different label schemes ({schemes}): choose one with --scheme")
+    return next(iter(schemes.values()))
+
+
 def split_shards(
     shards: str,
     protocol: Protocol,
@@ -107,21 +131,9 @@ def split_shards(
     folds: int = 0,
 ) -> list[Path]:
     """Make one split per seed (and fold), save and show it. Returns the files. The arguments are those of `ecgmatch split`."""
-    if (protocol == "given") != (labelled is not None) or (validation is not None and protocol != "given"):
-        raise UserError(
-            "--labelled LIST belongs to the protocol given, which needs it; --validation LIST and --test LIST too"
-        )
-    if name and len(seeds) * max(folds, 1) > 1:
-        raise UserError(f"--name {name}: {len(seeds) * max(folds, 1)} splits would share one name; give one --seed")
-    if folds and (folds < 2 or protocol == "folds" or validation is not None or len(seeds) > 1):
-        raise UserError(
-            f"--validation-folds {folds}: at least 2, one --seed, and no published or listed validation part"
-        )
+    check_options(protocol, labelled, validation, name, len(seeds), folds)
     store = ShardStore(shards, databases_for(protocol, shards, database, databases, test, unlabelled_databases))
-    schemes = {name: dataset.scheme for name, dataset in store.datasets.items()}
-    if not scheme and len(set(schemes.values())) > 1:
-        raise UserError(f"the databases have different label schemes ({schemes}): choose one with --scheme")
-    scheme = scheme or next(iter(schemes.values()))
+    scheme = scheme or scheme_of_all(store)
     complaints: list[str] = []
     file = read_label_file(labels, store.ids(), load_scheme(scheme)) if labels else None
     tests = {"test": Path(test) if test else None}
@@ -130,11 +142,9 @@ def split_shards(
     )
     complaints += check_labels(store, scheme, file)
     tell(complaints, strict)
-    if ratio is None:
+    if ratio is None:  # where some have no label, there is no reason to hide what there is
         everyone_known = known(labels_of(store, scheme, file.codes if file else None)).all()
-        ratio = (
-            RATIO[protocol] if everyone_known and not unlabelled_databases else 1.0
-        )  # no reason to hide what there is
+        ratio = RATIO[protocol] if everyone_known and not unlabelled_databases else 1.0
     console = Console()
     paths = []
     for seed, fold in ((seed, fold) for seed in seeds for fold in range(max(folds, 1))):

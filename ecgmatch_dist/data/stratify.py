@@ -59,7 +59,7 @@ def _deal(
     classes = [np.flatnonzero(kind).tolist() for kind in kinds]
     first, second = per_class
     out = []
-    for number in numbers.tolist():
+    for number in numbers.reshape(-1).tolist():  # NumPy 2.0.0 makes [k, 1] of them
         if first[chosen] != second[chosen]:
             to = second[chosen] > first[chosen]
         elif wanted[0] != wanted[1]:

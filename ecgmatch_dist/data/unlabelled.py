@@ -21,12 +21,12 @@ def open_stream(
     world: int,
     buffer: Buffer | None = None,
 ) -> Stream | WebStream:
-    """The rows [N] of the store, and the recordings of the archive, in global batches of `batch`. `buffer` is for our own
-    reader: the library makes its arrays itself."""
+    """The rows [N] of the store, and the recordings of the archive, in global batches of `batch`. `buffer`: memory that the
+    readers' threads fill."""
     if data.reader == "own":
         return Stream(store, rows, batch, seed, rank, world, data.window or None, buffer)
     tars = shards_of_part(store, rows) + archive.shards(len(rows))
-    return WebStream(tars, store.length, batch, seed, rank, world, data.workers, data.buffer)
+    return WebStream(tars, store.length, batch, seed, rank, world, data.workers, data.buffer, buffer)
 
 
 def shards_of_part(store: ShardStore, rows: Ints) -> list[WebShard]:

@@ -15,7 +15,7 @@ import webdataset
 
 from ecgmatch_dist.data.order import Permutation
 from ecgmatch_dist.data.store import V
-from ecgmatch_dist.data.stream import Batch, FiniteBatch, prefetch
+from ecgmatch_dist.data.stream import Batch, Buffer, FiniteBatch, prefetch
 from ecgmatch_dist.data.web_shards import Sample, array, read_tar
 from ecgmatch_dist.errors import UserError
 
@@ -42,8 +42,10 @@ class WebStream:
         world: int,
         workers: int = 1,
         buffer: int = 1000,
+        memory: Buffer | None = None,
     ) -> None:
-        """`length` of the signals; `batch`: global; `workers` pipelines per rank, each with its own `buffer`."""
+        """`length` of the signals; `batch`: global; `workers` pipelines per rank, each with its own `buffer`; `memory` for the
+        signals of so many recordings, which the pipelines' threads fill."""
         if batch % world:
             raise UserError(
                 f"a global batch of {batch} cannot be shared by {world} ranks: make it a multiple of {world}"
@@ -55,7 +57,7 @@ class WebStream:
                 "of its own; give fewer data.workers or ranks, or choose data.reader = own"
             )
         self.length, self.batch, self.seed, self.rank, self.world = length, batch, seed, rank, world
-        self.workers, self.buffer, self.share = workers, buffer, batch // world
+        self.workers, self.buffer, self.share, self.memory = workers, buffer, batch // world, memory
 
     def __getitem__(self, g: int) -> Batch:
         """Batch g alone. Slow: for error messages."""
@@ -100,7 +102,8 @@ class WebStream:
         while True:
             taken = list(itertools.islice(samples, self.share))
             ids = np.array([number for number, _ in taken], np.int64)
-            yield Batch(ids, np.stack([array(sample, self.length) for _, sample in taken]))
+            x = self.memory(len(taken)) if self.memory else None
+            yield Batch(ids, np.stack([array(sample, self.length) for _, sample in taken], out=x))
 
     def _samples(self, worker: int, skip: int) -> Iterator[tuple[int, Sample]]:
         """The endless sequence of one worker without its first `skip` recordings: epoch after epoch, its share of the tars in a

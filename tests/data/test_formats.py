@@ -5,6 +5,7 @@ import binascii
 import re
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +103,8 @@ def as_aecg(path: Path, x: np.ndarray) -> None:
 
 
 def as_scp(path: Path, x: np.ndarray) -> None:
-    """By the standard's own words (EN 1064), without compression: no library here writes SCP-ECG."""
+    """By the standard's own words (EN 1064), without compression: no library here writes SCP-ECG that can be read. That the
+    file is one, BioSig says below."""
     codes = dict(zip(LEADS, (1, 2, 61, 62, 63, 64, 3, 4, 5, 6, 7, 8), strict=True))
     samples = np.round(1000 * x).astype("<i2")  # of 1000 nV
     rows = b"".join(struct.pack("<IIB", 1, x.shape[1], codes[lead]) for lead in LEADS)
@@ -112,16 +114,19 @@ def as_scp(path: Path, x: np.ndarray) -> None:
         3: struct.pack("<BB", 12, 0x04 | 12 << 3) + rows,
         6: struct.pack("<HHBB", 1000, round(1e6 / RATE), 0, 0) + sizes + samples.tobytes(),
     }
-    lengths = {0: 16 + 10 * 4} | {number: 16 + len(body) + len(body) % 2 for number, body in bodies.items()}
+    lengths = {0: 16 + 10 * 12} | {number: 16 + len(body) + len(body) % 2 for number, body in bodies.items()}
     places = dict(zip(lengths, 7 + np.cumsum([0, *lengths.values()][:-1]), strict=True))
-    bodies[0] = b"".join(struct.pack("<HII", number, lengths[number], places[number]) for number in lengths)
+    bodies[0] = b"".join(struct.pack("<HII", n, lengths.get(n, 0), places.get(n, 0)) for n in range(12))
     content = b""
     for number, length in lengths.items():
-        section = struct.pack("<HIBB6x", number, length, 20, 20) + bodies[number].ljust(length - 16, b"\0")
+        name = b"SCPECG" if number == 0 else b""
+        section = struct.pack("<HIBB6s", number, length, 20, 20, name) + bodies[number].ljust(length - 16, b"\0")
         content += struct.pack("<H", binascii.crc_hqx(section, 0xFFFF)) + section
     content = struct.pack("<I", 6 + len(content)) + content
     path.write_bytes(struct.pack("<H", binascii.crc_hqx(content, 0xFFFF)) + content)
 
+
+biosig = pytest.mark.skipif(shutil.which("save2aecg") is None, reason="BioSig is not installed (Debian: biosig-tools)")
 
 WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]] = {
     "ecg.csv": (as_csv, {}),
@@ -144,6 +149,27 @@ def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: 
     derived = ("derived:III", "derived:aVR", "derived:aVL", "derived:aVF")
     assert recording.flags == (derived if name == "muse.xml" else ())
     assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml", "ecg.scp") else "")
+
+
+@biosig
+def test_another_library_reads_our_scp_file_alike(tmp_path: Path, x: np.ndarray) -> None:
+    as_scp(tmp_path / "ecg.scp", x)
+    subprocess.run(["save2gdf", "-f=EDF", "ecg.scp", "ecg.edf"], cwd=tmp_path, check=True, capture_output=True)
+    signals = edfio.read_edf(tmp_path / "ecg.edf").signals
+    assert tuple(signal.label for signal in signals) == LEADS
+    np.testing.assert_allclose([signal.data / 1000 for signal in signals], read(tmp_path / "ecg.scp").signal, atol=1e-4)
+
+
+@biosig
+def test_aecg_of_another_library(tmp_path: Path, x: np.ndarray) -> None:
+    rows = zip(1000 * x, LEADS, strict=True)
+    edfio.Edf([edfio.EdfSignal(row, RATE, label=lead, physical_dimension="uV") for row, lead in rows]).write(
+        tmp_path / "ecg.edf"
+    )
+    subprocess.run(["save2aecg", "ecg.edf", "ecg.xml"], cwd=tmp_path, check=True, capture_output=True)
+    recording = read(tmp_path / "ecg.xml")
+    assert recording.rate == RATE
+    np.testing.assert_allclose(recording.signal, x, atol=2e-3)
 
 
 def test_hdf5_as_in_code15(tmp_path: Path, x: np.ndarray) -> None:
@@ -181,9 +207,16 @@ def test_an_edf_file_that_is_cut_short(tmp_path: Path, x: np.ndarray) -> None:
     for size in (0, 8, 100, 256, 300, 2000, 3500):  # inside the header
         (tmp_path / "a.edf").write_bytes(whole[:size])
         reason = refused(lambda: read(tmp_path / "a.edf"))
-        assert re.match(rf"cut short: |unreadable: not an EDF file, or damaged, or cut after {size:,} bytes", reason), (
-            reason
+        known = (
+            rf"cut short: the file ends before .*|unreadable: not an EDF file, or damaged, or cut after {size:,} bytes"
         )
+        assert re.fullmatch(known, reason), reason  # and no words of the library
+
+
+@pytest.mark.parametrize("name", ["letter.xml", "letter.dcm", "letter.scp"])
+def test_a_file_that_only_has_the_suffix_of_an_ecg(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("<letter>Dear colleague</letter>")
+    assert refused(lambda: read(tmp_path / name)).startswith("format: no ECG in it, or one of a kind that is not read")
 
 
 def test_content_decides_where_the_suffix_does_not(tmp_path: Path, x: np.ndarray) -> None:

@@ -26,6 +26,7 @@ def test_encode_all_is_encode_of_each() -> None:
     joined = [SINUS, f"{SINUS} {MOBITZ}", "", "1 2 3"]
     assert np.array_equal(scheme.encode_all(joined), [scheme.encode(codes.split()) for codes in joined])
     assert scheme.encode_all([]).shape == (0, 5)
+    assert {scheme.encode([]).dtype, scheme.encode_all([]).dtype, scheme.encode_all(joined).dtype} == {np.dtype("u1")}
 
 
 @pytest.mark.parametrize(("name", "classes"), [("ecgmatch5", 5), ("cinc25", 25), ("ptbxl_super", 5)])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ecgmatch_dist.data.assign import assign_parts, draw
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.make_split import make_split
 from ecgmatch_dist.data.split_file import PARTS, Split, digest
-from ecgmatch_dist.data.splits import main
+from ecgmatch_dist.data.splits import check_options, main, scheme_of_all
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from tests.support.shard_factory import make_shards, random_codes
@@ -285,3 +286,47 @@ def test_folds_need_folds(tmp_path: Path) -> None:
     make_shards(tmp_path, "chapman", 50)
     with pytest.raises(UserError, match="has no fold"):
         make_split(ShardStore(tmp_path, ["chapman"]), "folds", 0.2, 19, "ecgmatch5")
+
+
+LIST = Path("list.csv")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("within", None, None, "mine", 1, 0),
+        ("within", None, None, "", 3, 0),
+        ("within", None, None, "", 1, 2),
+        ("given", LIST, LIST, "mine", 1, 0),
+    ],
+)
+def test_options_that_go_together(options: Any) -> None:
+    check_options(*options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("within", LIST, None, "", 1, 0), "--labelled LIST belongs to the protocol given"),
+        (("given", None, None, "", 1, 0), "--labelled LIST belongs to the protocol given"),
+        (("within", None, LIST, "", 1, 0), "--labelled LIST belongs to the protocol given"),
+        (("within", None, None, "mine", 2, 0), "2 splits would share one name"),
+        (("within", None, None, "mine", 1, 3), "3 splits would share one name"),
+        (("within", None, None, "", 1, 1), "at least 2"),
+        (("within", None, None, "", 2, 3), "one --seed"),
+        (("folds", None, None, "", 1, 3), "no published"),
+        (("given", LIST, LIST, "", 1, 3), "or listed validation part"),
+    ],
+)
+def test_options_that_exclude_each_other(options: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        check_options(*options)
+
+
+def test_databases_of_two_schemes_need_one_to_be_chosen() -> None:
+    def store(*schemes: str) -> Any:
+        return SimpleNamespace(datasets={f"d{i}": SimpleNamespace(scheme=name) for i, name in enumerate(schemes)})
+
+    assert scheme_of_all(store("ecgmatch5", "ecgmatch5")) == "ecgmatch5"
+    with pytest.raises(UserError, match="choose one with --scheme"):
+        scheme_of_all(store("ecgmatch5", "cinc25"))

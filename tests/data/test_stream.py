@@ -209,13 +209,14 @@ def test_memory_is_bounded_by_the_batches_ahead(tmp_path: Path) -> None:
     assert peak < 5.5 * batch_bytes  # three ahead, one in hand, one being replaced; the whole part would be 10
 
 
-def test_a_failing_reader_is_heard_and_a_stopped_one_ends() -> None:
+@pytest.mark.parametrize("error", [UserError("shard 5"), SystemExit("the thread ends")], ids=["fails", "dies"])
+def test_a_failing_reader_is_heard_and_a_stopped_one_ends(error: BaseException) -> None:
     def read(n: int) -> int:
         if n == 5:
-            raise UserError("shard 5")
+            raise error
         return n
 
-    with pytest.raises(UserError, match="shard 5"):
+    with pytest.raises(type(error), match=str(error)):
         list(prefetch(read, range(10), readers=2, ahead=3))
     before = threading.active_count()
     endless = prefetch(lambda n: n, itertools.count(), readers=2, ahead=3)
@@ -237,20 +238,24 @@ def test_closing_does_not_wait_for_what_nobody_wants() -> None:
     assert len(made) < 10
 
 
-def test_several_threads_read_one_batch(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storage on a network answers slowly, but many at once."""
-    expected = Stream(store, part(101), 32, 3, 0, 1)[0].x
-    at_once, usual = threading.Barrier(4, timeout=20), _File.read_into
+@pytest.mark.parametrize(("batch", "readers", "threads"), [(32, 4, 4), (56, 8, 7)])
+def test_several_threads_read_one_batch(
+    batch: int, readers: int, threads: int, store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage on a network answers slowly, but many at once. 56 recordings are a rank's share of the paper's batch on eight
+    GPUs: seven pieces of eight, so eight answers one after the other instead of 56."""
+    expected = Stream(store, part(101), batch, 3, 0, 1)[0].x
+    at_once, usual = threading.Barrier(threads, timeout=20), _File.read_into
     first = threading.local()
 
     def read_into(self: _File, place: Any, offset: int) -> None:
         if not hasattr(first, "seen"):
             first.seen = True
-            at_once.wait()  # raises, unless four threads come
+            at_once.wait()  # raises, unless so many threads come
         usual(self, place, offset)
 
     monkeypatch.setattr(_File, "read_into", read_into)
-    batches = list(Stream(store, part(101), 32, 3, 0, 1).iterate(0, 1, readers=4, ahead=1))
+    batches = list(Stream(store, part(101), batch, 3, 0, 1).iterate(0, 1, readers=readers, ahead=1))
     assert np.array_equal(batches[0].x, expected)
 
 

@@ -66,6 +66,21 @@ def server(tmp_path: Path) -> Iterator[Server]:
         found.shutdown()
 
 
+def test_the_pipelines_threads_fill_the_memory_that_they_are_given(store: ShardStore) -> None:
+    """For a GPU it is pinned, and the main thread must not wait for that."""
+    given: list[tuple[str, np.ndarray]] = []
+
+    def memory(count: int) -> np.ndarray:
+        given.append((threading.current_thread().name, np.full((count, 12, 32), np.nan, np.float16)))
+        return given[-1][1]
+
+    rank = WebStream(shards_of_part(store, ROWS), 32, 4, 3, 0, 1, buffer=8, memory=memory)
+    batch = next(iter(rank.iterate(0, 1)))
+    assert batch.x is given[0][1]
+    assert given[0][0].startswith("reader")
+    assert np.array_equal(batch.x, store.read(ROWS[batch.ids]))
+
+
 def test_plain_webdataset_reads_our_shards_without_the_index(place: Path, store: ShardStore) -> None:
     samples = list(plain_webdataset(str(place / "chapman" / "chapman-{000000..000008}.tar")))
     assert [s["key"] for s in samples] == [f"chapman{i:05d}" for i in range(60)]

@@ -8,6 +8,8 @@ import numpy as np
 from ecgmatch_dist.data.formats.libraries import library
 from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
 
+KINDS = "DICOM, HL7 aECG, MUSE and Philips XML, SCP-ECG, MFER, ISHNE"
+
 
 def recognises(path: Path) -> bool:
     """Whether ecgdatakit knows the file by its content."""
@@ -20,6 +22,8 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
         warnings.simplefilter("ignore")  # about metadata; units and lengths are checked here
         try:
             record = kit.FileParser.parse(ref.path)
+        except kit.exceptions.UnsupportedFormatError:
+            raise Rejected("format", f"no ECG in it, or one of a kind that is not read; read are {KINDS}") from None
         except ImportError:
             library("pydicom")
             raise

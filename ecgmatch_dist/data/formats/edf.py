@@ -16,13 +16,11 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
         warnings.filterwarnings("error", message=".*(truncated|data records)")
         try:
             file = (edfio.read_bdf if ref.path.suffix.lower() == ".bdf" else edfio.read_edf)(ref.path)
-        except UserWarning as warning:
-            raise Rejected("cut short", str(warning)) from None
-        except (IndexError, ValueError, OverflowError) as error:  # the library's words for a header that ends too early
+        except UserWarning:
+            raise Rejected("cut short", "the file ends before the data that its header promises") from None
+        except (IndexError, ValueError, OverflowError):  # the library's words for a header that ends too early
             size = ref.path.stat().st_size
-            raise Rejected(
-                "unreadable", f"not an EDF file, or damaged, or cut after {size:,} bytes ({error})"
-            ) from None
+            raise Rejected("unreadable", f"not an EDF file, or damaged, or cut after {size:,} bytes") from None
     labels = [str(signal.label) for signal in file.signals]
     place = places(labels, layout.lead_map)
     leads = [file.signals[at] for at in place.values()]
