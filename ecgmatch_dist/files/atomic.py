@@ -41,7 +41,8 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None or str(error.filename) == str(temporary) or error.filename2 is not None:
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # None would be printed
         raise
 
 

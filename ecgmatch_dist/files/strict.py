@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 import types
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,10 +71,9 @@ def convert(value: object, kind: type[T], where: str) -> T:
 def refuse_unknown(value: object, kind: Any, where: str, inside: str = "") -> None:
     """Refuse the first key that is not a field of the dataclass `kind`, or of a dataclass inside it."""
     kind = _narrow(kind, value)
-    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
+    if not isinstance(value, dict) or not (fields := _fields(kind)):
         return
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
+    hints, names = fields
     for key, entry in value.items():
         if key not in names:
             raise UserError(f"{where}: unknown key `{inside}{key}`; known are {', '.join(names)}")
@@ -86,6 +86,14 @@ def refuse_unknown(value: object, kind: Any, where: str, inside: str = "") -> No
                 refuse_unknown(item, get_args(hint)[1], where, f"{inside}{key}.{name}.")
         else:
             refuse_unknown(entry, hint, where, f"{inside}{key}.")
+
+
+@cache  # a report reads thousands of files of the same kind
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]] | None:
+    """The types and the names of a dataclass' fields; None for other types."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return get_type_hints(kind), [field.name for field in dataclasses.fields(kind)]
 
 
 def describe(hint: Any) -> str:

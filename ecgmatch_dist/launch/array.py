@@ -34,6 +34,7 @@ from ecgmatch_dist.launch.submissions import (
     sweep_folder,
 )
 from ecgmatch_dist.launch.train_job import TrainJob
+from ecgmatch_dist.terminal.waiting import track
 
 RELEASED = "released"  # an empty file beside the jobs' output; jobs that are held later were held by the user
 
@@ -96,7 +97,8 @@ def make_submissions(
 def release(submissions: Sequence[Submission]) -> None:
     """Set the dependencies of held jobs, then release them."""
     try:
-        for command in scontrol_commands(submissions):
+        commands = scontrol_commands(submissions)
+        for command in track(commands, "dependencies", len(commands)):
             slurm.run(command)
     except UserError as error:
         jobs = " ".join(job_ranges([submission.job for submission in submissions]))

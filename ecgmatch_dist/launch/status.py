@@ -22,6 +22,7 @@ from ecgmatch_dist.launch import slurm
 from ecgmatch_dist.launch.submissions import finished, latest_submissions, read_submissions, sweep_folder
 from ecgmatch_dist.launch.sweep_plan import read_plan
 from ecgmatch_dist.record.metrics_file import read_latest
+from ecgmatch_dist.terminal.waiting import track
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def state_of(
     return ("ended" if job else "not submitted"), ""
 
 
-def collect(sweep: str, runs: Path) -> list[StatusRow]:
-    """One row per run of the sweep."""
+def collect(sweep: str, runs: Path, bar: bool = True) -> list[StatusRow]:
+    """One row per run of the sweep. `bar`: shown if it takes long; not beside a table that is updated."""
     plan = read_plan(sweep, runs)
     submissions = latest_submissions(runs)
     ids = {submission.job for submission in submissions.values() if submission.cluster == "slurm"}
@@ -80,7 +81,7 @@ def collect(sweep: str, runs: Path) -> list[StatusRow]:
         if submission.is_running_here():
             live[submission.job] = slurm.SlurmJob(submission.job, "RUNNING", "here", "None")
     rows = []
-    for entry in plan:
+    for entry in track(plan, "read runs", len(plan)) if bar else plan:
         name, steps = entry.run, entry.steps
         latest = submissions.get(name)
         job = latest.job if latest else ""
@@ -153,7 +154,7 @@ def main(
     with Live(show(rows, name), auto_refresh=False) as live:
         while any(row.state.startswith(("pending", "running", "completing", "configuring", "requeue")) for row in rows):
             time.sleep(every)
-            rows = collect(name, runs)
+            rows = collect(name, runs, bar=False)
             live.update(show(rows, name), refresh=True)
 
 

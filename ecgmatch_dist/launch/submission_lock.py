@@ -15,6 +15,8 @@ from pathlib import Path
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.lock import locked
 
+NAMELESS_SECONDS = 60.0  # a lock without a name is younger: its process has just created it
+
 
 @contextmanager
 def submission_lock(runs: Path) -> Iterator[None]:
@@ -39,7 +41,10 @@ def remove_if_stale(path: Path) -> None:
     """Remove a lock whose owner is dead. One at a time: of two commands that see it, the second could otherwise remove the new
     lock of the first. Only commands of the owner's machine come here, so a lock of this machine suffices."""
     with locked(path.with_name(".submitting.lock")), suppress(FileNotFoundError):
-        if owner_is_dead(path.read_text()):
+        owner = path.read_text()
+        # Killed between creating the file and writing its name into it: nobody would ever release that.
+        nameless = not owner and time.time() - path.stat().st_mtime > NAMELESS_SECONDS
+        if nameless or owner_is_dead(owner):
             path.unlink()
 
 

@@ -31,6 +31,7 @@ from ecgmatch_dist.files.jsonl import parse_lines, to_line
 
 REMEDY = "Make room or repair the disk; the same command goes on from the last checkpoint"
 POLL_SECONDS = 1.0  # shortest time between two polls
+STALE_SECONDS = (1, 2, 3, 0)  # waits before a second look: so long a shared file system may show an old file
 
 
 class Superseded(UserError):
@@ -102,12 +103,15 @@ class Fence:
         """The check on any rank. With `cause`: a write failed, perhaps because a newer copy has deleted the workspace; then
         `Superseded` is raised from it."""
         self.last_check = time.monotonic()
-        try:
-            records = _read(_path(self.folder, self.generation))
-        except FileNotFoundError:
-            raise UserError(f"{self.folder}: the folder was removed while the run was running") from cause
-        if newer := [record for record in records if record["generation"] > self.generation]:
-            raise Superseded(_message(self.folder, self.generation, newer)) from cause
+        # A workspace that is gone was deleted by a newer copy, of which this node may not know yet.
+        for wait in STALE_SECONDS if isinstance(cause, FileNotFoundError | SafetensorError) else (0,):
+            try:
+                records = _read(_path(self.folder, self.generation))
+            except FileNotFoundError:
+                raise UserError(f"{self.folder}: the folder was removed while the run was running") from cause
+            if newer := [record for record in records if record["generation"] > self.generation]:
+                raise Superseded(_message(self.folder, self.generation, newer)) from cause
+            time.sleep(wait)
 
     def poll(self) -> str:
         """The reason why this copy must end, or "". Checks at most once per second."""

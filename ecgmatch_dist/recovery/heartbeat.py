@@ -40,7 +40,7 @@ def ending_at_once(rank: int, world: int) -> Iterator[None]:
         if world == 1:
             raise
         if isinstance(error, UserError):
-            print(error_line(error, rank), file=sys.stderr)
+            sys.stderr.write(f"{error_line(error, rank)}\n")  # at once: another rank may write its own in between
             tell_launcher(error_line(error, rank))
         elif isinstance(error, Exception):
             traceback.print_exception(error)

@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ecgmatch_dist.data.splits import make_split
+from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import array, slurm, status
 from ecgmatch_dist.launch.submissions import read_submissions, sweep_folder
@@ -103,3 +107,38 @@ def test_more_runs_than_an_array_takes(
     assert jobs == [f"{first}_0", f"{first}_1", f"{first}_2", f"{first}_3", f"{second}_0", f"{second}_1"]
     assert [waits_for(job) for job in jobs] == [[], [], *([f"{first}_{start}"] for start in (0, 0, 1, 1))]
     status.cancel("four", runs)
+
+
+def test_two_hundred_jobs(lab: Lab, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of a hundred runs waits for its own start. The jobs end at once: what is tried is everything around them."""
+    runs, store, seeds = tmp_path / "runs", ShardStore(data / "shards", ["chapman"]), range(100, 200)
+    for seed in seeds:
+        split = make_split(store, "within", 0.2, seed, "ecgmatch5")
+        split.save(tmp_path / "splits" / f"{split.name}.json")
+    (tmp_path / "many.toml").write_text(
+        f'split = "within-chapman@0.2.s{{seed}}"\n[grid]\nseed = {[*seeds]}\nmethod = ["ecgmatch"]\n'
+    )
+    (tmp_path / "shards").symlink_to(data / "shards")
+    seconds = {}
+
+    def timed(what: str, function: Callable[[], object]) -> None:
+        begin = time.monotonic()
+        function()
+        seconds[what] = round(time.monotonic() - begin, 1)
+
+    at_once = {"setup": ["exit 0"], "nodes": 1, "parallel": 8}
+    timed("submitted", lambda: submit(tmp_path / "many.toml", tmp_path, tmp_path, runs, **at_once))
+    jobs = {submission.run: submission.job for submission in read_submissions(sweep_folder(runs, "many"))}
+    assert len(jobs) == 200
+    timed("status", lambda: status.main("many", runs=runs))
+    assert "200" in capsys.readouterr().out
+    timed("all jobs", lambda: wait_until(lambda: not slurm.queue(), "200 jobs", limit=600, every=1))
+    (array_id,) = array.array_ids(jobs.values())
+    account = ["sacct", "-X", "-n", "-P", "-o", "JobID,Start,End", "-j", array_id]
+    text = subprocess.run(account, check=True, capture_output=True, text=True).stdout
+    times = {job: (start, end) for job, start, end in (line.split("|") for line in text.split())}
+    for seed in seeds:
+        start, run = (times[jobs[f"within-chapman@0.2.s{seed}.{method}"]] for method in ("supervised", "ecgmatch"))
+        assert start[1] <= run[0], seed
+    timed("status of ended jobs", lambda: status.main("many", runs=runs))
+    print(f"200 jobs: {seconds}")

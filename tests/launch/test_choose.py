@@ -1,6 +1,5 @@
 """From a finished search to a file of choices, and from the file to the runs of a comparison."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,37 +9,23 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import expand
 from ecgmatch_dist.launch.choose import apply_choices, choose, read_choices
-from ecgmatch_dist.launch.sweep_plan import write_plan
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.runs import find_runs
-
-
-def planned(name: str, runs: Path) -> list[expand.PlannedRun]:
-    sweep = expand.load_sweep(name)
-    return expand.plan_runs(sweep, expand.base_config(sweep, "", "shards", runs, ()), Path("splits"))
-
-
-def finish(runs: Path, name: str, validation: float, test: float) -> None:
-    result = factory.example_result(map=test)
-    result["validation"] = result["validation"] | {"map": validation}
-    (runs / name).mkdir(parents=True, exist_ok=True)
-    (runs / name / "result.json").write_text(json.dumps(result | {"name": name}))
+from tests.support.finished_sweep import write_finished_sweep
 
 
 @pytest.fixture
 def searched(tmp_path: Path) -> Path:
     """A finished search: on G12EC (0.4, 1.6) is the best on validation, elsewhere all are equal. Test says otherwise."""
     runs = tmp_path / "runs"
+
+    def measured(run: expand.PlannedRun) -> tuple[float, float]:
+        tags = ("lambda_u=0.4,lambda_f=1.6", "lambda_u=1.2")
+        return (0.9, 0.1) if run.name.startswith("cross-g12ec") and run.config.tag in tags else (0.5, 0.9)
+
     for name in ("search", "search_rivals"):
-        plan = planned(name, runs)
-        write_plan(name, runs, plan)
-        for run in plan:
-            best = run.name.startswith("cross-g12ec") and run.config.tag in (
-                "lambda_u=0.4,lambda_f=1.6",
-                "lambda_u=1.2",
-            )
-            finish(runs, run.name, 0.9 if best else 0.5, 0.1 if best else 0.9)
+        write_finished_sweep(name, runs, measured)
     return runs
 
 

@@ -226,6 +226,17 @@ def test_the_lock_of_a_killed_submission_is_removed(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_whose_owner_was_killed_before_it_wrote_its_name_is_removed_after_a_minute(tmp_path: Path) -> None:
+    lock = tmp_path / "sweeps" / "submitting"
+    lock.parent.mkdir()
+    lock.touch()
+    with pytest.raises(UserError, match="another sweep is being submitted"), submission_lock(tmp_path):
+        pass
+    os.utime(lock, (time.time() - 61,) * 2)
+    with submission_lock(tmp_path):
+        assert lock.read_text()
+
+
 def test_two_commands_that_see_the_same_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find it stale, then both remove it: the second would remove the new lock of the first."""
     with subprocess.Popen(["true"]) as process:

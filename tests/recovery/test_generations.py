@@ -16,15 +16,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ecgmatch_dist.config import Optim
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.record.logger import RunLogger
+from ecgmatch_dist.recovery import generations
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.generations import Fence, Superseded
 from ecgmatch_dist.recovery.heartbeat import Heartbeat
 from tests.support.training import command, tiny, wait_for_step
 
 
-def test_the_newer_copy_wins(tmp_path: Path) -> None:
+def test_the_newer_copy_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[float]()
+    monkeypatch.setattr("time.sleep", waited.append)
     first = Fence.acquire(tmp_path)
     first.check()
+    assert sum(waited) == 0  # every step may check
     second = Fence.acquire(tmp_path)
     assert (first.generation, second.generation) == (1, 2)
     second.check()
@@ -120,10 +124,20 @@ def test_torchrun_cannot_restart_a_superseded_copy(tmp_path: Path, monkeypatch: 
     assert Fence.acquire(tmp_path).generation == 3
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    with pytest.raises(Superseded, match="generation 3"):
+    with pytest.raises(Superseded, match=r"generation 3.*this one, generation 2, ends"):
         Fence.acquire(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # requeued by Slurm: another owner
     assert Fence.acquire(tmp_path).generation == 4
+
+
+def test_nor_one_that_was_superseded_before_its_first_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        Fence.acquire(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(Superseded, match=r"generation 2.*this one, generation 1, ends"):
+        Fence.acquire(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("TORCHELASTIC_RUN_ID", "none"), ("SLURM_JOB_ID", "5")])
@@ -184,6 +198,20 @@ def test_a_late_file_is_not_published(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "copies").iterdir()] == ["000002"]
 
 
+def test_a_node_that_sees_an_old_file_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newer copy has deleted the workspace, but this node still sees the generation without the newer copy's record."""
+    old = Fence.acquire(tmp_path)
+    stale = generations._read(tmp_path / "generations" / "000001.jsonl")
+    Fence.acquire(tmp_path)
+    looks, read, waited = iter([stale, stale]), generations._read, list[float]()
+    monkeypatch.setattr(generations, "_read", lambda path: next(looks, None) or read(path))
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(Superseded, match="generation 2"):
+        old.write_text(tmp_path / "late.txt", "old")
+    assert not (tmp_path / "late.txt").exists()
+    assert waited == [1, 2]
+
+
 def test_a_late_checkpoint_is_not_published(tmp_path: Path) -> None:
     def meanwhile(newer: Fence) -> None:
         new = Checkpointer(tmp_path / "checkpoints", {}, newer)
@@ -237,6 +265,19 @@ def test_a_workspace_that_cannot_be_deleted_is_reported(tmp_path: Path, monkeypa
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="cannot be removed"):
         Fence.acquire(tmp_path)
+
+
+def test_what_nfs_keeps_of_an_open_file_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (Fence.acquire(tmp_path).workspace / ".nfs0001").touch()
+    monkeypatch.setattr("shutil.rmtree", lambda *args, **options: None)
+    assert Fence.acquire(tmp_path).generation == 2
+
+
+def test_the_last_rank_leaves_no_workspace(tmp_path: Path) -> None:
+    fence = Fence.acquire(tmp_path)
+    (fence.workspace / "heartbeats").mkdir()
+    fence.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["generations"]
 
 
 @pytest.mark.slow
