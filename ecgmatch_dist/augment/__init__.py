@@ -5,6 +5,8 @@ synchronisation. The input x is never changed. This is the definition, and what 
 """
 
 import importlib.util
+import os
+import shutil
 from dataclasses import dataclass
 from functools import cache
 
@@ -117,8 +119,17 @@ class ECGAugment:
 
 @cache
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether views are made by `kernel.py`: in fp32 on GPUs. Torch's builds for GPUs bring Triton."""
-    return device.type == "cuda" and dtype == torch.float32 and importlib.util.find_spec("triton") is not None
+    """Whether views are made by `kernel.py`: in fp32 on GPUs."""
+    return device.type == "cuda" and dtype == torch.float32 and not why_no_kernel()
+
+
+def why_no_kernel() -> str:
+    """Why Triton cannot be used here; empty if it can. Torch's builds for GPUs bring it, but not the C compiler that it calls
+    at its first kernel: slim images and some nodes have none."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return "" if compiler else "Triton needs a C compiler, and there is none"
 
 
 def draw_queue(settings: config.Augment, keys: Tensor, noise: Tensor, *, strong: bool) -> Queue:

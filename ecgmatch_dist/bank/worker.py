@@ -24,10 +24,10 @@ class Worker:
     def _run(
         tasks: "SimpleQueue[tuple[Future[Candidates], Callable[[], Candidates]] | None]", device: torch.device
     ) -> None:
-        use_device(device)
         while task := tasks.get():
             future, work = task
             try:
+                use_device(device)  # here, so that whoever waits hears of its error
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)

@@ -30,6 +30,9 @@ def examine(runs: Path, shards: str, device: Literal["auto", "cpu", "cuda"], row
             out += ranks.judge_places(places)
             out += machine.generation(here.device)
             out.append(machine.precision(here.device))
+            out += careful(
+                "views", lambda: machine.views(here.device), "uninstall triton: torch's operations take its place"
+            )
             out.append(machine.faiss_build(here.device))
             out += careful("search", lambda: [machine.search(here.device, rows)], "reinstall Faiss and torch")
             out = ranks.together(here, group, out)

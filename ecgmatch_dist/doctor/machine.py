@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ecgmatch_dist import config, keyed
+from ecgmatch_dist.augment import ECGAugment, why_no_kernel
 from ecgmatch_dist.bank.faiss_backends import check_faiss, has_faiss, load_faiss
 from ecgmatch_dist.bank.search import choose_backend
 from ecgmatch_dist.data.store import ShardStore
@@ -17,6 +19,7 @@ from ecgmatch_dist.distributed.devices import gpus_here, has_bf16, why_not
 from ecgmatch_dist.doctor.findings import Finding, ok, refused, warning
 from ecgmatch_dist.errors import UserError
 
+VIEW_BOUND = 1e-4  # fp32: logarithms and sines may round otherwise
 ROOM = 10 << 30  # bytes: checkpoints of some runs
 QUERIES, ROWS, DIM, K = 448, 66_000, 128, 5  # of the paper's run on one rank
 
@@ -63,6 +66,27 @@ def precision(device: torch.device) -> Finding:
     if has_bf16(device):
         return ok("precision", "bf16")
     return warning("precision", "this GPU has no bf16 of its own", "nothing to do: runs take fp32, which is slower")
+
+
+def views(device: torch.device) -> list[Finding]:
+    """The kernel of views on GPUs against torch's operations: the small training computes in fp64, without it."""
+    if device.type != "cuda":
+        return []
+    if why := why_no_kernel():
+        remedy = "install gcc and libc6-dev (or set CC), and torch's CUDA build, which brings Triton"
+        return [warning("views", f"by torch's operations, several hundred launches a step more: {why}", remedy)]
+    x = torch.randn(8, 12, 1024, generator=torch.Generator().manual_seed(0))
+    keys, augment = keyed.row_keys(1, 2, 3, torch.arange(len(x))), ECGAugment(config.Augment(pipeline="sequential"))
+    expected, found = (augment.strong(x.to(at), keys.to(at)).cpu() for at in (torch.device("cpu"), device))
+    return [judge_views((found - expected).abs().max().item())]
+
+
+def judge_views(worst: float) -> Finding:
+    """`worst`: the largest difference of a view by the kernel from one by torch's operations."""
+    text = f"one kernel; differs from torch's operations by {worst:.1e}"
+    if not worst <= VIEW_BOUND:  # also NaN
+        return refused("views", text, "uninstall triton: torch's operations take its place; report it with --json")
+    return ok("views", text)
 
 
 def faiss_build(device: torch.device) -> Finding:
@@ -170,27 +194,27 @@ def slurm() -> list[Finding]:
     text = _output("scontrol", "show", "config")
     if not text:
         return [warning("Slurm", "scontrol does not answer", "ask on a login or compute node of the cluster")]
-    config = dict(_setting(line) for line in text.splitlines() if "=" in line)
-    return [*judge_slurm(config), *time_limits(_output("scontrol", "show", "partition", "--oneliner"))]
+    settings = dict(_setting(line) for line in text.splitlines() if "=" in line)
+    return [*judge_slurm(settings), *time_limits(_output("scontrol", "show", "partition", "--oneliner"))]
 
 
-def judge_slurm(config: dict[str, str]) -> list[Finding]:
-    """`config`: what `scontrol show config` prints."""
+def judge_slurm(settings: dict[str, str]) -> list[Finding]:
+    """`settings`: what `scontrol show config` prints."""
     out = []
-    if "preempt_send_user_signal" in config.get("SlurmctldParameters", ""):
+    if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
         out.append(ok("pre-emption", "is announced by a signal"))
     else:
         remedy = (
             "administrator: SlurmctldParameters=preempt_send_user_signal; else a run resumes from its last checkpoint"
         )
         out.append(warning("pre-emption", "comes without a warning signal", remedy))
-    if config.get("JobRequeue", "1") == "1":
+    if settings.get("JobRequeue", "1") == "1":
         out.append(ok("requeue", "jobs may be queued again"))
     else:
         out.append(
             warning("requeue", "JobRequeue=0", "administrator: JobRequeue=1; else submit the sweep again by hand")
         )
-    out.append(ok("arrays", f"MaxArraySize={config.get('MaxArraySize', '?')}; larger sweeps become several arrays"))
+    out.append(ok("arrays", f"MaxArraySize={settings.get('MaxArraySize', '?')}; larger sweeps become several arrays"))
     return out
 
 

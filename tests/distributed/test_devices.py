@@ -158,6 +158,19 @@ def test_the_bank_s_thread_is_on_its_own_device(monkeypatch: pytest.MonkeyPatch)
     assert calls == [("bank", torch.device("cuda", 3))]
 
 
+def test_an_error_of_the_device_reaches_who_waits_for_the_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of the task it would end the thread, and the step would wait for ever."""
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError(f"CUDA error: out of memory on {device}")
+
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    worker = Worker(torch.device("cuda", 3))
+    for _ in range(2):  # the thread goes on
+        with pytest.raises(RuntimeError, match="out of memory on cuda:3"):
+            worker.submit(lambda: None).result(10)  # type: ignore[arg-type, return-value]
+
+
 DUPLICATE = (
     "NCCL error: invalid usage, ncclInvalidUsage. Duplicate GPU detected : rank 1 and rank 0 both on device 4000"
 )

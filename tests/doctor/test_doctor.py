@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ecgmatch_dist import augment
 from ecgmatch_dist.bank import search
 from ecgmatch_dist.distributed import devices
 from ecgmatch_dist.doctor import examine, machine, main, ranks
@@ -115,6 +116,27 @@ def test_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     for native, state in ((True, "ok"), (False, "warning")):
         monkeypatch.setattr(machine, "has_bf16", lambda device, native=native: native)
         assert machine.precision(CUDA).state == state
+
+
+def test_views_without_their_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A slim image has no C compiler, which Triton calls at its first kernel."""
+    assert machine.views(CPU) == []
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(augment.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = machine.views(CUDA)
+    assert finding.state == "warning"
+    assert "Triton needs a C compiler" in finding.found
+    assert "gcc" in finding.remedy
+    monkeypatch.setenv("CC", "cc")
+    assert augment.why_no_kernel() == ""
+    monkeypatch.setattr(augment.importlib.util, "find_spec", lambda name: None)
+    assert augment.why_no_kernel() == "Triton is not installed"
+
+
+def test_views_whose_kernel_is_wrong() -> None:
+    worst = {2e-7: "ok", 0.1: "refused", float("nan"): "refused"}
+    assert {value: machine.judge_views(value).state for value in worst} == worst
 
 
 def no(*_: Any, **__: Any) -> None:
