@@ -2,16 +2,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+EXTRAS := cpu,formats,onnx,parquet,web,hub
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cluster test-lowest fuzz soak coverage lab lint clean
+.PHONY: help demo test test-slow test-cluster test-lowest fuzz soak coverage screenshots lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,formats,onnx,parquet,web,hub,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS),dev]'
 	@touch $@
 
 demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (5 minutes)
@@ -26,7 +27,7 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 test: lint ## lint, types and all tests that need no system packages (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the README's commands (12 minutes)
+test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (18 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)
@@ -51,12 +52,16 @@ LOWEST_TESTS := tests/test_config.py tests/test_metrics.py tests/test_cli.py tes
   tests/data/test_label_files.py tests/files tests/predict/test_command.py tests/export tests/report/test_tables.py tests/test_train.py
 test-lowest: ## the lowest versions that pyproject.toml allows, in an environment of their own (.venv-lowest)
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	$(PYTHON) tools/lowest.py > .venv-lowest/lowest.txt
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt --editable '.[cpu,formats,onnx,parquet,dev]'
+	$(PYTHON) tools/lowest.py $(EXTRAS) > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt --editable '.[$(EXTRAS),dev]'
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(LOWEST_TESTS)
+
+SCREENSHOTS ?= screenshots
+screenshots: demo ## the terminal, the report and the pages as pictures, as a desktop and as a phone (Chromium)
+	$(BIN)/python -m tools.screenshots demo $(SCREENSHOTS)
 
 lab: $(STAMP) ## a small sweep on a real Slurm of two nodes on this machine, with a pre-emption and a power cut
 	PATH=$(CURDIR)/$(BIN):$$PATH slurm/lab/with-slurm slurm/lab/show lab-demo
 
 clean: ## remove what demo, lab and tests left
-	rm -rf demo lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf demo screenshots lab-demo runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

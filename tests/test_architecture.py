@@ -88,6 +88,14 @@ def test_every_room_has_its_place() -> None:
     assert {room(module_name(path)) for path in MODULES} == set(FLOW)
 
 
+def test_the_floor_plan_that_people_read_is_this_one() -> None:
+    """CONTRIBUTING.md: every room, in the order of FLOW."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    rows = [line for line in text.partition("## The floor plan")[2].splitlines() if line.startswith("    ")]
+    shown = [word for row in rows for word in row.strip().split("   ")[0].split()]
+    assert shown == [name for name in FLOW if not name.startswith("__")]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_no_import_goes_against_the_flow(path: Path) -> None:
     here = room(module_name(path))

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from ecgmatch_dist import cli
-from tests.support.commands import ROOT, check_command, commands
+from tests.support.commands import ROOT, check_command, commands, pages
 
-LEFT_OUT = {".venv", "demo", "runs", "lab-demo"}
-PAGES = [path for path in sorted(ROOT.glob("**/*.md")) if not LEFT_OUT & {*path.relative_to(ROOT).parts}]
-RECIPES = [*sorted(ROOT.glob("launch/*.toml")), *sorted(ROOT.glob("shards/**/*.toml"))]
+PAGES = [path for path in pages() if path.suffix == ".md"]
 
 
 def mentions(page: Path) -> list[str]:
@@ -22,7 +20,7 @@ def mentions(page: Path) -> list[str]:
     return [span for span in spans if re.match("[a-z]", span)]
 
 
-LINES = [(page, command) for page in [*PAGES, *RECIPES] for command in dict.fromkeys(commands(page))]
+LINES = [(page, command) for page in pages() for command in dict.fromkeys(commands(page))]
 
 
 def test_the_commands_are_found() -> None:

@@ -22,6 +22,7 @@ from ecgmatch_dist.predict.files import find_files
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.read import Reader
 from ecgmatch_dist.record.calibration import to_file
+from ecgmatch_dist.terminal.waiting import waiting
 
 
 def main(
@@ -54,7 +55,8 @@ def main(
     """
     if onnx or html:
         need_onnx()
-    runtime = find_ort_web(onnxruntime_web) if html else None
+    with waiting("looking for onnxruntime-web"):
+        runtime = find_ort_web(onnxruntime_web) if html else None
     for option, folder in (("--to", to), ("--challenge", challenge)):
         if folder and folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder}: not empty; remove it, or give another {option}")
@@ -69,12 +71,14 @@ def main(
         write_folder(unfinished, model, about(model, rate, samples) if onnx else None)
         if onnx:
             graph = unfinished / "model.onnx"
-            write_atomic(graph, lambda path: write_onnx(path, model, rate, samples))
-            signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
-            worst = check_onnx(graph, model, rate, signals)
+            with waiting("making the ONNX graph and comparing it with `predict`"):
+                write_atomic(graph, lambda path: write_onnx(path, model, rate, samples))
+                signals = np.concatenate([check_signals(samples, rate), *originals(model, check, rate, samples)])
+                worst = check_onnx(graph, model, rate, signals)
             print(f"{to / 'model.onnx'}: {len(signals)} recordings, at most {worst:.1e} from `predict`")
         if runtime:
-            worst = write_page(unfinished / "model.html", model, runtime)
+            with waiting("making model.html"):
+                worst = write_page(unfinished / "model.html", model, runtime)
             print(f"{to / 'model.html'}: open it in a browser; its graph is at most {worst:.1e} from `predict`")
         if challenge:
             write_entry(challenge, unfinished)

@@ -9,7 +9,7 @@ from ecgmatch_dist.data.windows import places
 from ecgmatch_dist.export.signal import Prepare
 from ecgmatch_dist.network.crops import over_crops
 from ecgmatch_dist.predict.model import Predictor
-from ecgmatch_dist.predict.prepare import settings_for, window_samples
+from ecgmatch_dist.predict.prepare import window_samples
 
 
 class Answer(NamedTuple):
@@ -34,7 +34,7 @@ class Graph(nn.Module):
 
     def __init__(self, model: Predictor, rate: float, samples: int) -> None:
         super().__init__()
-        settings = settings_for(samples, rate, model.inputs)
+        settings = model.inputs.preprocess
         self.prepare, self.network, self.crop = Prepare(rate, settings), model.network, model.inputs.crop
         window = window_samples(samples, rate, settings)
         self.pieces = [(start, start + window) for start in places(samples, window)]

@@ -2,6 +2,7 @@
 (`hub://org/name`, `org/name`, `org/name@x`)."""
 
 import re
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,8 @@ FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", 
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
 INCLUDED = Path(__file__).parent / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""
+MEANT = 0.7
+"""A name that is so much like an included one was meant to be it."""
 NAME = re.compile(r"(?P<marked>hub:/{1,2})?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -20,6 +23,12 @@ def model_folder(name: str | Path) -> tuple[Path, str]:
     marked = match is not None and match["marked"] is not None
     if len(path.parts) == 1 and not path.exists() and path.name in included():
         return INCLUDED / path.name, path.name
+    if (
+        len(path.parts) == 1
+        and not path.exists()
+        and (meant := get_close_matches(path.name.lower(), included(), 1, MEANT))
+    ):
+        raise UserError(f"{name}: no such folder; did you mean {meant[0]}, the model that comes with the package?")
     if match is None or (not marked and (path.exists() or path.parent.exists())):
         return path, path.resolve().name if path.name in ("", "..") else path.name
     return _fetched(match["repo"], match["revision"], marked), match["repo"]

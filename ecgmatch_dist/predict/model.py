@@ -128,15 +128,12 @@ class Predictor:
         """Logits [b, C] and features [b, D], the means over a recording's windows."""
         logits = np.zeros((len(prepared), len(self.classes)), np.float32)
         features: NDArray[np.float32] = np.zeros((len(prepared), self.network.classifier.in_features), np.float32)
-        for length in {entry.x.shape[2] for entry in prepared}:  # networks of crops take any length
-            rows = [i for i, entry in enumerate(prepared) if entry.x.shape[2] == length]
-            x = np.concatenate([prepared[i].x for i in rows])
-            z, own = self.forward(x)
-            owner = np.repeat(rows, [len(prepared[i].x) for i in rows])
-            np.add.at(logits, owner, own)
-            np.add.at(features, owner, z)
-        counts = np.array([len(entry.x) for entry in prepared], np.float32)[:, None]
-        return logits / counts, features / counts
+        z, own = self.forward(np.concatenate([entry.x for entry in prepared]))
+        counts = np.array([len(entry.x) for entry in prepared])
+        owner = np.repeat(np.arange(len(prepared)), counts)
+        np.add.at(logits, owner, own)
+        np.add.at(features, owner, z)
+        return logits / counts[:, None], features / counts[:, None]
 
     @torch.no_grad()
     def forward(self, x: NDArray[np.float16]) -> tuple[Floats, Floats]:

@@ -4,7 +4,7 @@ A recording that is longer than the input is seen whole: in windows that overlap
 sample to its last. (Shards keep the first window only.)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,23 +43,15 @@ def prepare(recording: Recording, inputs: Inputs, path: str = "") -> Prepared:
     if seconds > LONGEST:
         raise Rejected("too long", f"{seconds / 60:.0f} minutes; cut it into pieces of at most {LONGEST // 60}")
     n, rate = recording.signal.shape[1], recording.rate
-    settings = settings_for(n, rate, inputs)
+    settings = inputs.preprocess
     window = window_samples(n, rate, settings)
     pieces = [recording.signal[:, start : start + window] for start in places(n, window)]
-    made = [preprocess(piece, recording.rate, settings) for piece in pieces]
+    made = [preprocess(piece, rate, settings) for piece in pieces]
     x = np.stack([signal for signal, _ in made]).astype(np.float16)
     flags = [flag for _, own in made for flag in own]
     if len(pieces) > 1:  # each may be cropped by less than a sample, but nothing is left out
         flags = [*(flag for flag in flags if flag != "cropped"), f"windows:{len(pieces)}"]
     return Prepared(recording.key, path, x, tuple(dict.fromkeys([*recording.flags, *flags])))
-
-
-def settings_for(samples: int, rate: float, inputs: Inputs) -> Preprocess:
-    """The preprocessing of a recording: that of the shards; but a network of crops takes a longer recording in one piece."""
-    if not inputs.crop:
-        return inputs.preprocess
-    length = max(int(samples * inputs.preprocess.rate / rate), inputs.preprocess.length)
-    return replace(inputs.preprocess, length=length)
 
 
 def window_samples(samples: int, rate: float, settings: Preprocess) -> int:

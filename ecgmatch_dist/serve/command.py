@@ -6,7 +6,7 @@ from typing import Literal
 import tyro
 
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.terminal.waiting import waiting
 from ecgmatch_dist.web import need_web
 
 
@@ -36,15 +36,19 @@ def main(
         seconds: Longest time for a request.
     """
     need_web("ecgmatch serve")
-    from ecgmatch_dist.serve.app import make_serve_app
-    from ecgmatch_dist.serve.desk import Desk
     from ecgmatch_dist.web.address import refuse_a_taken_port
-    from ecgmatch_dist.web.guard import Limits
-    from ecgmatch_dist.web.server import serve
 
     if not megabytes > 0 or not seconds > 0:
         raise UserError(f"--megabytes {megabytes:g} --seconds {seconds:g}: both must be above 0")
     refuse_a_taken_port(host, port)  # loading the model takes longer than finding this out
-    desk = Desk(Predictor(run, device, nearest=nearest, only=only), shards)
-    limits = Limits(round(megabytes * 2**20), seconds)
-    serve(make_serve_app(desk, host, limits), host, port, "drop ECG files here")
+    with waiting("loading the model"):
+        from ecgmatch_dist.predict.model import Predictor  # torch alone takes seconds
+        from ecgmatch_dist.serve.app import make_serve_app
+        from ecgmatch_dist.serve.desk import Desk
+        from ecgmatch_dist.web.guard import Limits
+        from ecgmatch_dist.web.server import serve
+
+        desk = Desk(Predictor(run, device, nearest=nearest, only=only), shards)
+        limits = Limits(round(megabytes * 2**20), seconds)
+        app = make_serve_app(desk, host, limits)
+    serve(app, host, port, "drop ECG files here")

@@ -1,11 +1,21 @@
 """A bar with the time left for everything that may take longer than two seconds."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 PATIENCE = 2.0  # seconds without a bar: shorter waits need none
 T = TypeVar("T")
@@ -33,6 +43,29 @@ def track(items: Iterable[T], what: str, total: int, console: Console | None = N
                 bar.start()
     finally:
         bar.stop()
+
+
+@contextmanager
+def waiting(what: str, console: Console | None = None) -> Iterator[None]:
+    """Around one long piece of work of unknown length: on a terminal, after two seconds, what it is and the time so far."""
+    console = console or Console(stderr=True)
+    line = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    line.add_task(what, total=None)
+    timer = threading.Timer(PATIENCE, line.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # if it is just starting the line, that must be over before the line ends
+        line.stop()
 
 
 def time_left(done: int, left: int, seconds: float) -> str:

@@ -79,6 +79,15 @@ def test_the_models_of_the_package_answer_at_once(tmp_path: Path, monkeypatch: p
     assert "Not a medical device" in card
 
 
+@pytest.mark.parametrize("name", ["chapman_ptb", "chapman-ptbxl", "Chapman_PTBXL", "chapmann_ptbxl"])
+def test_a_mistyped_name_of_a_model_of_the_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^{name}: no such folder; did you mean chapman_ptbxl, "):
+        hub.model_folder(name)
+    (tmp_path / name).mkdir()
+    assert hub.model_folder(name) == (Path(name), name)
+
+
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "chapman_ptbxl")

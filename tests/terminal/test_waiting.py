@@ -1,6 +1,7 @@
 """A bar appears where a wait is long and somebody looks, and nowhere else."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,16 @@ def test_the_bar_waits_and_counts(monkeypatch: pytest.MonkeyPatch, terminal: boo
     assert ("letters" in out.getvalue()) == (terminal and not patience)
     if terminal and not patience:
         assert "3/3" in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_piece_of_work_of_unknown_length(monkeypatch: pytest.MonkeyPatch, terminal: bool, patience: float) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", patience)
+    out = io.StringIO()
+    with waiting.waiting("loading", Console(file=out, force_terminal=terminal, width=100)):
+        time.sleep(0.05)
+    assert ("loading" in out.getvalue()) == (terminal and not patience)
 
 
 def test_time_left() -> None:
