@@ -1,9 +1,11 @@
 """What `ecgmatch sweep` tells before anything runs: its grid in a few lines, missing splits, and each run on request."""
 
 import re
+import shutil
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import TextWrapper
 
 from ecgmatch_dist.data.splits import RATIO
 from ecgmatch_dist.launch.expand import PlannedRun, Sweep
@@ -16,7 +18,7 @@ def summary(sweep: Sweep, planned: Sequence[PlannedRun], states: dict[str, str])
     """The grid axis by axis, the number of runs, their steps and their states."""
     rows = {"splits": sweep.split} | {f"  {key}": " ".join(map(str, values)) for key, values in sweep.grid.items()}
     if len(sweep.variants) > 1:
-        rows["variants"] = " ".join(str(variant.get("tag", "as in the file")) for variant in sweep.variants)
+        rows["variants"] = " ".join(map(variant_name, sweep.variants))
     starts = {start for run in planned for start in run.starts}
     rows["runs"] = f"{len(planned) - len(starts)}, and {len(starts)} that they start from"
     steps = Counter(shown_steps(run) for run in planned)
@@ -25,7 +27,19 @@ def summary(sweep: Sweep, planned: Sequence[PlannedRun], states: dict[str, str])
     rows["state"] = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     width = max(map(len, rows))
     title = f"{sweep.name}: {len(planned)} runs. {sweep.about}"
-    return [title, *(f"  {name:{width}}  {text}" for name, text in rows.items())]
+    columns = shutil.get_terminal_size().columns
+    return [title, *(line for name, text in rows.items() for line in folded(f"  {name:{width}}  ", text, columns))]
+
+
+def variant_name(variant: Mapping[str, object]) -> str:
+    """As in the runs' names: what it trains with, if it says so, and its tag."""
+    return ".".join(str(variant[key]) for key in ("method", "tag") if variant.get(key)) or "plain"
+
+
+def folded(name: str, text: str, columns: int) -> list[str]:
+    """Lines of at most so many columns, if no word is longer: a terminal would break names in the middle."""
+    fold = TextWrapper(columns, name, " " * len(name), break_long_words=False, break_on_hyphens=False)
+    return fold.wrap(text) or [name]
 
 
 def run_lines(planned: Sequence[PlannedRun], states: dict[str, str]) -> list[str]:
@@ -60,8 +74,10 @@ def how_to_make(missing: Sequence[Path], shards: str, splits: Path) -> list[str]
             others.append(f"  {path}: its name tells no command; see the comment in the sweep's file")
     commands = []
     for (protocol, database, ratio), numbers in seeds.items():
-        words = ["ecgmatch split", protocol, *([DATABASE_OPTION[protocol], database] if database else [])]
-        words += ["--ratio", ratio] if float(ratio) != RATIO[protocol] else []
+        own, *unlabelled = database.split("+")
+        words = ["ecgmatch split", protocol, *([DATABASE_OPTION[protocol], own] if own else [])]
+        words += ["--unlabelled-database", *unlabelled] if unlabelled else []
+        words += ["--ratio", ratio] if unlabelled or float(ratio) != RATIO[protocol] else []
         words += ["--seeds", *numbers, "--shards", shards, *(["--to", str(splits)] if splits != Path("splits") else [])]
         commands.append(f"  {' '.join(words)}")
     return commands + others

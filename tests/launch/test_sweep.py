@@ -419,6 +419,28 @@ def test_a_dry_run_is_a_summary_and_names_the_splits_that_are_missing(
         sweep.main("within", "local", **where)
 
 
+def test_a_dry_run_names_each_variant_and_every_database_of_a_split(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    where: dict[str, Any] = {"splits": tmp_path / "splits", "runs": tmp_path, "dry_run": True}
+    sweep.main("programme", **where)
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("  variants"))
+    end = next(i for i, line in enumerate(lines) if line.startswith("  runs"))
+    names = " ".join(lines[begin:end]).split()[1:]
+    assert names[:3] == ["plain", "supervised", "fully_supervised"]
+    assert {"without_refinement", "mixmatch.pipeline=sequential"} <= {*names}
+    assert len({*names}) == len(names), "each can be told from the others"
+    assert max(map(len, lines[begin:end])) <= 72
+    sweep.main("unlabelled", **where)
+    made = [line.strip() for line in capsys.readouterr().out.splitlines() if "ecgmatch split" in line]
+    together = next(line for line in made if "--unlabelled-database" in line)
+    assert "--database chapman --unlabelled-database g12ec ningbo ptbxl --ratio 0.05" in together
+    for command in made:
+        check_command(command)
+
+
 @pytest.mark.parametrize("name", ["launch/within.toml", "elsewhere/within.toml", "launch/within"])
 def test_a_path_of_the_repository_suggests_the_name_that_works_everywhere(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
