@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank, resolve_shard_group
 from ecgmatch_dist.config import Config
+from ecgmatch_dist.distributed.devices import use_whole_fp32
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.methods.base import Method, Task, build_method
 from ecgmatch_dist.network.backbones.base import Backbone
@@ -38,6 +39,8 @@ def build_learner(
     `starts` the weights of the runs that this one starts from: first the student's, then the rest of the committee's."""
     runtime, width, classes, crop = config.runtime, config.model.width, labels.shape[1], config.augment.crop
     precision = resolve_precision(runtime.precision, ranks.device)
+    if precision == "fp32":
+        use_whole_fp32(ranks.device)
     model = build_model(classes, config.model, seed)
     if starts:
         # A classifier that was fitted to measure features without labels is no start: the supervised run begins with its own.

@@ -61,12 +61,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], bound: fl
             assert error <= bound, f"{name}: {error}"
 
 
-@pytest.fixture
-def no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-def test_steps_are_the_cpu_s(no_tf32: None) -> None:
+def test_steps_are_the_cpu_s() -> None:
     assert_near(learn("cuda"), learn("cpu"), 1e-3)
 
 
@@ -82,14 +77,13 @@ def test_search_in_the_background_changes_nothing() -> None:
 
 def _on_rank(rank: int, world: int, folder: str) -> None:
     torch.cuda.set_device(rank)
-    torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group("cpu:gloo,cuda:nccl", f"file://{folder}/store", rank=rank, world_size=world)
     torch.save(learn(f"cuda:{rank}", rank, world), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
-def test_two_ranks_over_nccl_are_one(tmp_path: Any, no_tf32: None) -> None:
+def test_two_ranks_over_nccl_are_one(tmp_path: Any) -> None:
     spawn: Callable[..., Any] = torch.multiprocessing.spawn
     spawn(_on_rank, (2, str(tmp_path)), nprocs=2)
     one = learn("cuda")

@@ -66,6 +66,12 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def use_whole_fp32(device: torch.device) -> None:
+    """Convolutions of fp32 in fp32. By torch's default, GPUs of Ampere and newer round their inputs to 10 bits (TF32)."""
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+
+
 def use_deterministic_algorithms() -> None:
     """On a GPU: only algorithms that give the same bits each time. Before the first product and the first collective."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

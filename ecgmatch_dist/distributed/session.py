@@ -59,19 +59,35 @@ def _environment() -> tuple[int, int, int, int]:
     return r, w, local, local_world
 
 
+def gpu_of(device: torch.device) -> str:
+    """The identity of the GPU; empty on a CPU."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", f"{socket.gethostname()} {device.index}"))
+
+
 def agree_on_device(store: Store, ranks: Ranks) -> None:
-    """Refuse ranks of which some have a GPU and some do not: each group of them would wait for the other."""
-    count = int(store.add("ranks with a GPU", int(ranks.device.type == "cuda")))
+    """Refuse ranks of which some have a GPU and some do not: each group of them would wait for the other. And two ranks on one
+    GPU: NCCL refuses them later, in words that do not say what to do."""
+    gpu = gpu_of(ranks.device)
+    store.add("ranks that share a GPU", int(bool(gpu) and store.add(f"ranks on {gpu}", 1) > 1))
+    count = int(store.add("ranks with a GPU", int(bool(gpu))))
     if store.add("ranks with a device", 1) == ranks.world:
         store.set("devices", str(count))
     assert _timeout is not None
     store.wait(["devices"], _timeout)
     count = int(store.add("ranks with a GPU", 0))
-    if count not in (0, ranks.world):
+    shared = int(store.add("ranks that share a GPU", 0))
+    if shared or count not in (0, ranks.world):
         if store.add("ranks that know", 1) == ranks.world:
             store.set("all know", "1")
         if ranks.main:  # it may own the store, which the others still read
             store.wait(["all know"], _timeout)
+        if count == ranks.world:
+            raise UserError(
+                f"rank {ranks.rank} on {socket.gethostname()} computes on {ranks.device}, but {ranks.world} ranks have only "
+                f"{ranks.world - shared} GPUs: start one rank per GPU (--nproc-per-node, gpus_per_node)"
+            )
         raise UserError(
             f"rank {ranks.rank} on {socket.gethostname()} computes on {ranks.device.type}, but {count} of the {ranks.world} "
             "ranks have a GPU: give every rank one, or choose runtime.device = cpu; `ecgmatch doctor` shows each rank"

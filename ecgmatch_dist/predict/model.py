@@ -15,7 +15,7 @@ from ecgmatch_dist.data.formats.read import from_array
 from ecgmatch_dist.data.formats.recording import Recording, Rejected
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.preprocess import LEADS
-from ecgmatch_dist.distributed.devices import pick_device
+from ecgmatch_dist.distributed.devices import pick_device, use_whole_fp32
 from ecgmatch_dist.distributed.session import to_device
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.network.crops import over_crops
@@ -59,6 +59,7 @@ class Predictor:
         self.calibration = read_calibration(self.folder, len(self.classes))
         self.inputs = Inputs(self.notes.preprocess, self.notes.crop)
         self.device = pick_device(device, 0)
+        use_whole_fp32(self.device)
         self.network = build_model(len(self.classes), self.notes.model, seed=0).eval().to(self.device)
         try:
             self.network.load_state_dict(state)

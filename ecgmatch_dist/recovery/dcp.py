@@ -51,13 +51,14 @@ class HostStager(AsyncStager):
 
     def __init__(self) -> None:
         self.buffers: dict[str, Tensor] = {}
+        self.pinned = False
 
     def stage(self, state_dict: Parts) -> dict[str, Any]:
         staged = {
             part: {name: self._copy(f"{part}.{name}", value) for name, value in values.items()}
             for part, values in state_dict.items()
         }
-        if torch.cuda.is_available():
+        if self.pinned:  # asked of a machine whose GPUs are not used, CUDA would make a context on the first one
             torch.cuda.current_stream().synchronize()
         return staged
 
@@ -65,6 +66,7 @@ class HostStager(AsyncStager):
         tensor = value.own if isinstance(value, Rows) else value
         buffer = self.buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            self.pinned = self.pinned or tensor.is_cuda
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self.buffers[name] = buffer
         buffer.copy_(tensor.detach(), non_blocking=True)

@@ -6,19 +6,17 @@ import tomllib
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ecgmatch_dist.bank.memory import Worker
 from ecgmatch_dist.distributed import devices, session, whereabouts
-from ecgmatch_dist.distributed.devices import has_bf16, pick_device
+from ecgmatch_dist.distributed.devices import has_bf16, pick_device, use_whole_fp32
 from ecgmatch_dist.distributed.whereabouts import during, failed_collective
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch.site import load_site
 from ecgmatch_dist.network.student import resolve_precision
-from tests.support.ranks import free_port
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -110,30 +108,39 @@ def test_gpus_of_slurm_are_not_left_unused(name: str, monkeypatch: pytest.Monkey
     assert pick_device("cpu", 0) == CPU
 
 
-def _rank(rank: int, port: str, out: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    session.pick_device = lambda wanted, local: torch.device("cuda" if local == 1 else "cpu")
-    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
-    try:
-        with session.session("auto", 1.0):
-            pass
-    except UserError as error:
-        (out / str(rank)).write_text(str(error))
+@pytest.mark.parametrize(
+    ("gpus", "texts"),
+    [
+        (("", "a", ""), [f"computes on {kind}, but 1 of the 3 ranks have a GPU" for kind in ("cpu", "cuda", "cpu")]),
+        (("a", "b", "a"), ["computes on cuda:0, but 3 ranks have only 2 GPUs"] * 3),
+        (("a", "b", "c"), [""] * 3),
+    ],
+)
+def test_ranks_without_a_gpu_of_their_own_are_refused(
+    gpus: tuple[str, ...], texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads with one store; `gpus`: the identity of each one's GPU, empty on a CPU."""
+    store, own = torch._C._distributed_c10d.HashStore(), threading.local()
+    said: dict[int, str] = {}
+    monkeypatch.setattr(session, "_timeout", timedelta(seconds=60))
+    monkeypatch.setattr(session, "gpu_of", lambda device: own.gpu)
 
+    def body(rank: int) -> None:
+        own.gpu = gpus[rank]
+        try:
+            session.agree_on_device(store, session.Ranks(rank, 3, rank, 3, CUDA if own.gpu else CPU))
+            said[rank] = ""
+        except UserError as error:
+            said[rank] = str(error)
 
-def test_ranks_with_and_without_a_gpu_are_refused(tmp_path: Path) -> None:
-    context: Any = torch.multiprocessing.get_context("forkserver")
-    port = free_port()
-    ranks = [context.Process(target=_rank, args=(rank, port, tmp_path)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    for rank, kind in enumerate(("cpu", "cuda", "cpu")):
-        text = (tmp_path / str(rank)).read_text()
-        assert f"rank {rank} on " in text
-        assert f"computes on {kind}, but 1 of the 3 ranks have a GPU" in text
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    for rank, expected in enumerate(texts):
+        assert expected in said[rank]
+        assert not expected or f"rank {rank} on " in said[rank]
 
 
 def test_bf16_only_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +225,11 @@ def test_the_example_site_names_no_interface() -> None:
     text = (Path(__file__).parents[2] / "slurm" / "gpu.toml").read_text()
     assert "GLOO_SOCKET_IFNAME" in text
     assert tomllib.loads(text)["setup"] == setup
+
+
+def test_fp32_is_whole_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    use_whole_fp32(torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32
+    use_whole_fp32(torch.device("cuda", 0))
+    assert not torch.backends.cudnn.allow_tf32

@@ -94,6 +94,13 @@ def test_the_copy_is_taken_when_save_is_called(tmp_path: Path) -> None:
     assert found.load({})["student.w"].sum() == 0
 
 
+def test_a_run_on_cpus_leaves_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA would make a context on the first GPU for every rank."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: pytest.fail("touched CUDA"))
+    assert save(tmp_path, 1).latest()[0] is not None
+
+
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step)
