@@ -44,7 +44,13 @@ def load_faiss() -> Any:
         raise UserError(
             "Faiss is not installed: pip install 'ecgmatch-dist[cpu]' (or [gpu]), or set bank.backend to torch"
         )
-    import faiss
+    try:
+        import faiss
+    except ImportError as error:  # a library of CUDA is missing, or of another version
+        raise UserError(
+            f"Faiss is installed but does not load ({str(error).splitlines()[0]}); "
+            "install the extra cpu or gpu again with pip's --force-reinstall, or set bank.backend to torch"
+        ) from error
 
     faiss.cvar.distance_compute_blas_threshold = 1
     faiss.cvar.distance_compute_blas_database_bs = 4096
@@ -52,8 +58,9 @@ def load_faiss() -> Any:
 
 
 def has_gpu() -> bool:
-    """Whether this build of Faiss sees a GPU."""
-    return bool(load_faiss().get_num_gpus() > 0)
+    """Whether this build of Faiss sees a GPU. It is asked only where torch sees one: without a driver, or with one that is too
+    old, Faiss does not answer 0 but ends the process."""
+    return torch.cuda.is_available() and bool(load_faiss().get_num_gpus() > 0)
 
 
 def load_faiss_for_tensors() -> Any:

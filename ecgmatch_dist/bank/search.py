@@ -19,6 +19,7 @@ from ecgmatch_dist.bank.faiss_backends import (
     faiss_cpu_candidates,
     faiss_gpu_candidates,
     has_faiss,
+    has_gpu,
     load_faiss,
 )
 from ecgmatch_dist.errors import UserError
@@ -243,13 +244,13 @@ def available(device: torch.device) -> list[str]:
     if not has_faiss():
         return ["torch"]
     if device.type == "cuda":
-        return ["torch", "faiss-gpu", "faiss-gpu-index"] if load_faiss().get_num_gpus() > 0 else ["torch"]
+        return ["torch", "faiss-gpu", "faiss-gpu-index"] if has_gpu() else ["torch"]
     return ["torch", "faiss-cpu"]
 
 
 def require_backend(name: str, device: torch.device) -> None:
     """Refuse a backend that cannot be used on this device."""
-    if name.startswith("faiss-gpu") and (device.type != "cuda" or load_faiss().get_num_gpus() == 0):
+    if name.startswith("faiss-gpu") and (device.type != "cuda" or not has_gpu()):
         reason = "the bank is not on a GPU" if device.type != "cuda" else "this build of Faiss sees no GPU"
         raise UserError(f"bank.backend = {name!r}: {reason}; install faiss-gpu in place of faiss-cpu, or choose auto")
     if name == "faiss-cpu" and device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The doctor's small training in one process: `python -m ecgmatch_dist.doctor.alone DEVICE FILE`."""
+"""The doctor's small training in one process: `python -m ecgmatch_dist.doctor.alone DEVICE BATCH FILE`."""
 
 import sys
 
@@ -10,4 +10,4 @@ from ecgmatch_dist.doctor.ranks import small_training
 if __name__ == "__main__":
     device = torch.device(sys.argv[1])
     use_device(device)
-    torch.save(small_training(Ranks(0, 1, 0, 1, device)), sys.argv[2])
+    torch.save(small_training(Ranks(0, 1, 0, 1, device), int(sys.argv[2])), sys.argv[3])

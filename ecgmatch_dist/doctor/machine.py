@@ -12,7 +12,7 @@ import torch
 
 from ecgmatch_dist import config, keyed
 from ecgmatch_dist.augment import ECGAugment, why_no_kernel
-from ecgmatch_dist.bank.faiss_backends import check_faiss, has_faiss, load_faiss
+from ecgmatch_dist.bank.faiss_backends import check_faiss, has_faiss, has_gpu, load_faiss
 from ecgmatch_dist.bank.search import choose_backend
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed.devices import gpus_here, has_bf16, why_not
@@ -20,6 +20,7 @@ from ecgmatch_dist.doctor.findings import Finding, ok, refused, warning
 from ecgmatch_dist.errors import UserError
 
 VIEW_BOUND = 1e-4  # fp32: logarithms and sines may round otherwise
+ORDERS = (2, 26)  # NCCL that knows NCCL_LAUNCH_ORDER_IMPLICIT (distributed/session.py)
 ROOM = 10 << 30  # bytes: checkpoints of some runs
 QUERIES, ROWS, DIM, K = 448, 66_000, 128, 5  # of the paper's run on one rank
 
@@ -29,8 +30,16 @@ def versions() -> Finding:
     found = f"Python {sys.version.split()[0]}, torch {torch.__version__}"
     if torch.cuda.is_available():
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return ok("torch", f"{found}, CUDA {torch.version.cuda}, NCCL {nccl}, driver {driver[0] if driver else '?'}")
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found += f", CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, nccl))}, driver {driver[0] if driver else '?'}"
+        if nccl[:2] < ORDERS:
+            remedy = (
+                "install a newer torch, or set bank.overlap off: the bank and BatchNorm have communicators of their own"
+            )
+            return warning(
+                "torch", f"{found}; NCCL before {'.'.join(map(str, ORDERS))} does not order communicators", remedy
+            )
+        return ok("torch", found)
     if seen := gpus_here():
         what, _, remedy = why_not().partition(": ")
         return refused("torch", f"{found}; {seen}, but {what}", remedy)
@@ -93,17 +102,17 @@ def faiss_build(device: torch.device) -> Finding:
     """Which build of Faiss, and whether it fits the device."""
     try:
         check_faiss()
+        faiss = load_faiss() if has_faiss() else None
     except UserError as error:
         what, _, remedy = str(error).partition("; ")
         return refused("Faiss", what, remedy)
     extra = "gpu" if device.type == "cuda" else "cpu"
-    if not has_faiss():
+    if faiss is None:
         return warning("Faiss", "not installed: torch searches the bank", f"pip install 'ecgmatch-dist[{extra}]'")
-    faiss = load_faiss()
-    if device.type == "cuda" and faiss.get_num_gpus() == 0:
+    if device.type == "cuda" and not has_gpu():
         remedy = "pip uninstall --yes faiss-cpu && pip install 'ecgmatch-dist[gpu]'"
         return warning("Faiss", f"{faiss.__version__} sees no GPU: torch searches the bank", remedy)
-    return ok("Faiss", f"{faiss.__version__}, {faiss.get_num_gpus()} GPUs")
+    return ok("Faiss", f"{faiss.__version__}, {'GPU' if has_gpu() else 'CPU'}")
 
 
 def search(device: torch.device, rows: int = ROWS) -> Finding:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Bank, Config, Model, Optim, Runtime
 from ecgmatch_dist.distributed.collectives import Group, all_sum_nograd, all_to_all, barrier
-from ecgmatch_dist.distributed.session import Ranks
+from ecgmatch_dist.distributed.session import Ranks, gpu_of
 from ecgmatch_dist.doctor.findings import Finding, ok, refused, warning
 from ecgmatch_dist.learner import build_learner
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
@@ -27,7 +27,8 @@ from ecgmatch_dist.train import train_step
 
 SLOW = {"inside": 4.0, "between": 2.0}  # GB/s: half of PCIe 3, a network of 25 Gbit/s
 BOUND = 1e-9  # relative difference of fp64 weights after the small training
-BATCH, STEPS, ROWS, LENGTH, CLASSES = 64, 3, 128, 128, 5
+BATCH, STEPS, LENGTH, CLASSES = 64, 3, 128, 5
+ALONE = 200.0  # seconds for the training in one process, with its start
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -43,10 +44,9 @@ class Place(NamedTuple):
 
 
 def place(ranks: Ranks) -> Place:
-    host, gpu, name = socket.gethostname(), "", "cpu"
-    if ranks.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(ranks.device)
-        gpu, name = str(getattr(properties, "uuid", ranks.device.index)), f"{ranks.device} {properties.name}"
+    host, gpu, name = socket.gethostname(), gpu_of(ranks.device), "cpu"
+    if gpu:
+        name = f"{ranks.device} {torch.cuda.get_device_name(ranks.device)}"
     try:
         address = socket.gethostbyname(host)
     except OSError:
@@ -76,6 +76,13 @@ def together(ranks: Ranks, group: Group, findings: list[Finding]) -> list[Findin
     return list(lists[0])
 
 
+def each(found: list[Place], most: int = 16) -> str:
+    """The GPU of each rank, as far as there is room."""
+    shown = [f"rank {one.rank} {one.host} {one.device.split()[0]}" for one in found if one.gpu][:most]
+    more = f", and {len(found) - most} more ranks" if len(found) > most else ""
+    return f": {', '.join(shown)}{more}" if shown else ""
+
+
 def judge_places(found: list[Place]) -> list[Finding]:
     """One GPU per rank, the same kind everywhere; addresses that other nodes can reach."""
     hosts = Counter(one.host for one in found)
@@ -91,7 +98,9 @@ def judge_places(found: list[Place]) -> list[Finding]:
             warning("devices", f"different kinds: {', '.join(kinds)}", "the slowest sets the pace: ask for one kind")
         )
     else:
-        out.append(ok("devices", f"{len(found)} x {kinds[0]} on {len(hosts)} node{'s' * (len(hosts) > 1)}"))
+        out.append(
+            ok("devices", f"{len(found)} x {kinds[0]} on {len(hosts)} node{'s' * (len(hosts) > 1)}{each(found)}")
+        )
     loop = sorted({one.host for one in found if one.address.startswith("127.") or not one.address})
     if len(hosts) > 1 and loop and not os.environ.get("GLOO_SOCKET_IFNAME"):
         remedy = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface between the nodes (`ip -br address`)"
@@ -166,11 +175,12 @@ def shared_files(ranks: Ranks, runs: Path, patience: float = 70.0) -> Finding:
     return ok("shared files", f"all ranks see a file of rank 0 (this one after {waited[0].item():.1f} s)")
 
 
-def small_training(ranks: Ranks) -> dict[str, Tensor]:
-    """Three steps of ECGMatch in fp64 on fixed numbers: the weights, on the CPU. The same on any number of ranks."""
+def small_training(ranks: Ranks, batch: int = BATCH) -> dict[str, Tensor]:
+    """Three steps of ECGMatch in fp64 on fixed numbers: the weights, on the CPU. The same on any number of ranks that divides
+    the batch."""
     g = torch.Generator().manual_seed(0)
-    batch = BATCH
-    x_b, x_u = (torch.randn(n, 12, LENGTH, generator=g, dtype=torch.float64) for n in (batch, ROWS))
+    rows = 2 * batch
+    x_b, x_u = (torch.randn(n, 12, LENGTH, generator=g, dtype=torch.float64) for n in (batch, rows))
     labels = (torch.rand(batch, CLASSES, generator=g) < 0.3).double().to(ranks.device)
     config = Config(
         method=ECGMatchSettings(neighbours=3),
@@ -179,15 +189,15 @@ def small_training(ranks: Ranks) -> dict[str, Tensor]:
         bank=Bank(shard_group="world"),
         runtime=Runtime(precision="fp64"),
     )
-    learner = build_learner(config, ranks, labels, ROWS, seed=1)
+    learner = build_learner(config, ranks, labels, rows, seed=1)
 
     def unlabelled() -> Any:
-        ids = torch.arange(ROWS).chunk(ranks.world)[ranks.rank]
+        ids = torch.arange(rows).chunk(ranks.world)[ranks.rank]
         yield ids.to(ranks.device), x_u[ids].to(ranks.device)
 
     for step in range(STEPS):
         ids_b = torch.arange(batch).chunk(ranks.world)[ranks.rank]
-        ids_u = ((torch.arange(batch) * 7 + step) % ROWS).chunk(ranks.world)[ranks.rank]
+        ids_u = ((torch.arange(batch) * 7 + step) % rows).chunk(ranks.world)[ranks.rank]
         at = [t.to(ranks.device) for t in (x_b[ids_b], ids_b, x_u[ids_u], ids_u)]
         views = Views(at[0], labels[at[1]], at[1], at[2], at[3], ECGAugment(config.augment), 1, step)
         train_step(learner, views, 0.03, unlabelled)
@@ -205,22 +215,32 @@ def largest_difference(one: dict[str, Tensor], many: dict[str, Tensor]) -> float
 
 def training(ranks: Ranks) -> Finding:
     """A small training on all ranks against the same one in a process of its own, on rank 0's device."""
-    if BATCH % ranks.world:
-        return ok("training", f"not compared: {ranks.world} ranks do not divide a batch of {BATCH}")
-    many = small_training(ranks)
+    batch = -(-BATCH // ranks.world) * ranks.world
+    many = small_training(ranks, batch)
     if not ranks.main:
         return ok("training", "")
     with tempfile.TemporaryDirectory(prefix="ecgmatch-doctor-") as folder:
         path = Path(folder) / "weights.pt"
         environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-        command = [sys.executable, "-m", "ecgmatch_dist.doctor.alone", str(ranks.device), str(path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        command = [sys.executable, "-m", "ecgmatch_dist.doctor.alone", str(ranks.device), str(batch), str(path)]
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ALONE, check=False)
+        except subprocess.TimeoutExpired:
+            return warning("training", f"one process takes more than {ALONE:.0f} s: not compared", "try again later")
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["?"])[-1]
-            return refused("training", f"one process fails: {last}", "run `ecgmatch doctor` without a launcher first")
+            return judge_alone(done.stderr)
         one = torch.load(path, weights_only=True)
     worst = largest_difference(one, many)
     found = f"{ranks.world} against one process: weights differ by {worst:.1e} after {STEPS} steps"
     if worst > BOUND:
         return refused("training", found, "do not trust runs on this machine; report it with --json")
     return ok("training", found)
+
+
+def judge_alone(errors: str) -> Finding:
+    """`errors`: what the training in one process wrote before it failed."""
+    last = (errors.strip().splitlines() or ["?"])[-1]
+    if "busy or unavailable" in errors:  # its GPU is this rank's, which may admit one process only
+        remedy = "nothing to do, or `nvidia-smi -c 0` by an administrator: rank 0's GPU admits one process only"
+        return warning("training", f"runs, but was not compared with one process: {last}", remedy)
+    return refused("training", f"one process fails: {last}", "run `ecgmatch doctor` without a launcher first")

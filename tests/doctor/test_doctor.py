@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 
 from ecgmatch_dist import augment
 from ecgmatch_dist.bank import search
+from ecgmatch_dist.bank.faiss_backends import load_faiss
 from ecgmatch_dist.distributed import devices
-from ecgmatch_dist.doctor import examine, machine, main, ranks
-from ecgmatch_dist.doctor.findings import Finding, careful, ok, refused
+from ecgmatch_dist.doctor import examine, machine, main, ranks, show
+from ecgmatch_dist.doctor.findings import Finding, answered, careful, ok, refused
 from ecgmatch_dist.doctor.ranks import Place, judge_places, largest_difference, shared_files, together
 from ecgmatch_dist.errors import UserError
 from tests.support.ranks import run_processes, run_threads
@@ -83,8 +85,7 @@ def test_a_refusal_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_ranks_that_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    first, findings = examine(tmp_path, "", "cpu", 2000)
-    assert not first
+    findings = examine(tmp_path, "", "cpu", 2000)
     assert states(findings)["ranks"] == "refused"
 
 
@@ -101,6 +102,40 @@ def test_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "check_faiss", two)
     finding = machine.faiss_build(CPU)
     assert (finding.state, finding.remedy) == ("refused", "pip uninstall --yes a b")
+
+
+def test_a_faiss_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a build for GPUs without its libraries: a sentence for a run, too."""
+    (tmp_path / "faiss").mkdir()
+    (tmp_path / "faiss/__init__.py").write_text("raise ImportError('libcublas.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "faiss"]:
+        monkeypatch.delitem(sys.modules, name)
+    load_faiss.cache_clear()
+    try:
+        finding = machine.faiss_build(CPU)
+        with pytest.raises(UserError, match=r"does not load \(libcublas"):
+            search.require_backend("faiss-cpu", CPU)
+    finally:
+        load_faiss.cache_clear()
+    assert finding.state == "refused"
+    assert "libcublas.so.12" in finding.found
+    assert "--force-reinstall" in finding.remedy
+
+
+def test_faiss_is_not_asked_for_gpus_where_torch_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a driver, or with one that is too old, a build for GPUs ends the process."""
+    monkeypatch.setattr(load_faiss(), "get_num_gpus", lambda: pytest.fail("asked"))
+    assert machine.faiss_build(CPU).state == "ok"
+    assert machine.faiss_build(CUDA).state == "warning"
+    assert search.available(CUDA) == ["torch"]
+
+
+def test_a_nccl_that_does_not_order_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for version, state in (((2, 21, 5), "warning"), ((2, 26, 2), "ok"), ((2, 30, 1), "ok")):
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda version=version: version)
+        assert machine.versions().state == state, version
 
 
 def test_a_search_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +213,7 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     good = [Place(r, f"n{r // 2}", f"10.0.0.{r // 2}", f"cuda:{r % 2} A100", f"gpu{r}") for r in range(4)]
     assert states(judge_places(good)) == {"devices": "ok"}
+    assert "rank 3 n1 cuda:1" in judge_places(good)[0].found
     same = [*good[:3], good[3]._replace(gpu="gpu2")]
     assert states(judge_places(same)) == {"devices": "refused"}
     assert "ranks [2, 3] share one GPU on n1" in judge_places(same)[0].found
@@ -206,7 +242,8 @@ def _training(rank: int, world: int) -> Finding:
 
 @pytest.mark.slow
 def test_a_training_with_other_statistics_is_refused() -> None:
-    assert run_processes(2, _training, timeout=200)[0].state == "refused"
+    """On three ranks: the batch is one that they divide."""
+    assert run_processes(3, _training, timeout=200)[0].state == "refused"
 
 
 def test_files_that_other_ranks_do_not_see(tmp_path: Path) -> None:
@@ -226,9 +263,76 @@ def _together(rank: int, world: int) -> list[Finding]:
 
 
 def test_a_fault_of_another_rank_is_shown() -> None:
-    results = run_processes(3, _together)
+    results = run_processes(3, _together, timeout=200)
     assert results[0] == results[1] == results[2]
     assert results[0][1] == refused("search", "rank 2: wrong", "reinstall")
+
+
+HANGS = """
+import sys
+import time
+from pathlib import Path
+
+import ecgmatch_dist.doctor as doctor
+from ecgmatch_dist.doctor import machine, ranks
+from ecgmatch_dist.doctor.findings import ok
+
+def network(here, hosts):
+    if here.rank == 1:
+        raise RuntimeError("NCCL error: no interface")
+    time.sleep(1000)
+
+doctor.PATIENCE, ranks.network = 15.0, network
+machine.search = lambda *_: ok("search", "")
+doctor.main(Path(sys.argv[1]), device="cpu", json=Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_ever_shows_its_table(tmp_path: Path) -> None:
+    """Rank 1 fails in a check while rank 0 hangs in it, as in a collective of NCCL."""
+    report, script = tmp_path / "report.json", tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    start += [str(tmp_path / "runs"), str(report)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(start, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    finding = json.loads(report.read_text())["findings"][-1]
+    assert (finding["what"], finding["state"], finding["found"]) == ("network", "refused", "no answer for 15 s")
+    assert "rank 1 on" in done.stderr
+    assert "network: RuntimeError: NCCL error: no interface" in done.stderr
+
+
+def test_a_check_that_takes_too_long() -> None:
+    given_up: list[Finding] = []
+    end = Event()
+    with answered("network", 0.05, lambda finding: (given_up.append(finding), end.set())):
+        assert end.wait(20)
+    assert states(given_up) == {"network": "refused"}
+    with answered("network", 0.05, given_up.append):
+        pass
+    assert len(given_up) == 1
+
+
+def test_the_table_shows_remedies_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words in brackets are no markup."""
+    monkeypatch.setenv("COLUMNS", "200")
+    finding = refused("Faiss", "no", "pip install 'ecgmatch-dist[gpu]'")
+    show([finding], tmp_path / "report.json")
+    assert "pip install 'ecgmatch-dist[gpu]'" in capsys.readouterr().out
+    monkeypatch.setenv("RANK", "3")
+    show([ok("torch", ""), finding], tmp_path / "report.json")
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("rank 3 on")) == ("", 1)
+
+
+def test_a_gpu_for_one_process_only() -> None:
+    busy = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with ..."
+    assert ranks.judge_alone(busy).state == "warning"
+    assert ranks.judge_alone("ImportError: no module").state == "refused"
 
 
 def test_an_unexpected_error_is_a_finding() -> None:
@@ -283,8 +387,7 @@ def test_a_check_that_fails_ends_the_checks_together(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ranks, "network", broken)
     monkeypatch.setattr(machine, "search", lambda *_: ok("search", ""))
-    _, findings = examine(tmp_path, "", "cpu", 2000)
-    found = states(findings)
+    found = states(examine(tmp_path, "", "cpu", 2000))
     assert found["network"] == "refused"
     assert "training" not in found
     assert found["rename"] == "ok"
