@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ecgmatch_dist import augment
 from ecgmatch_dist.capacity.timing import OPERATIONS
+from ecgmatch_dist.config import Augment
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.network import batchnorm
 from tests.support.meta_step import Launches, fake_ranks, meta_step, without_autocast
@@ -63,3 +64,18 @@ def test_a_step_launches_at_most_800_operations(monkeypatch: pytest.MonkeyPatch)
 
 def test_and_more_than_twice_as_many_with_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(monkeypatch, 8, kernels_=False).counts.total() > 1600
+
+
+def test_a_view_by_torch_moves_many_times_its_bytes() -> None:
+    """One view of the paper's batch. The kernel reads it once and writes it once."""
+    x = torch.empty(448, 12, 6144, device="meta")
+    keys = torch.empty(len(x), dtype=torch.int64, device="meta")
+    launches = Launches()
+    with launches:
+        augment.ECGAugment(Augment()).strong(x, keys)
+    once = 2 * x.nbytes
+    print(
+        f"\none view: {launches.counts.total()} operations, {launches.bytes / 1e9:.1f} GB; as one kernel {once / 1e9:.2f} GB"
+    )
+    assert launches.counts.total() > 200
+    assert launches.bytes > 20 * once

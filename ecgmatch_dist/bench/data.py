@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from ecgmatch_dist.errors import UserError
 BATCH = 64
 TIMED = 64  # recordings per turn of preprocessing and building
 TIMES = 8  # size of the larger database in the memory measurement
-SHARE, LATENCY = 56, 0.5e-3  # recordings of one rank of eight; seconds until storage on a network answers
+SHARE, LATENCIES = 56, (0.5e-3, 5e-3)  # recordings of one rank of eight; seconds until storage on a network answers
 
 
 Coefficients = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -154,27 +155,35 @@ def bench_reading(shards: Path, database: str, refs: list[RecordRef], repeats: i
 class DistantStore(ShardStore):
     """A store whose files answer as late as storage on a network does."""
 
+    latency = 0.0
+
     def _open(self, shard: int) -> _File:
         near = super()._open(shard)
-        return DistantFile(os.dup(near.fd), near.name)
+        distant = DistantFile(os.dup(near.fd), near.name)
+        distant.latency = self.latency
+        return distant
 
 
 class DistantFile(_File):
+    latency = 0.0
+
     def read_into(self, place: NDArray[np.uint8], offset: int) -> None:
-        time.sleep(LATENCY)
+        time.sleep(self.latency)
         super().read_into(place, offset)
 
 
-def bench_distance(shards: Path, database: str, repeats: int) -> Comparison:
+def bench_distance(shards: Path, database: str, repeats: int, latency: float) -> Comparison:
     """One batch of a rank (of eight) from distant storage: by eight threads, against one recording after the other."""
     store = DistantStore(shards, [database])
-    stream = Stream(store, np.arange(len(store)), SHARE, 0, 0, 1)
-    ways: dict[str, Callable[[], object]] = {
-        "ours": lambda: next(stream.iterate(0, 1, readers=8, ahead=1)),
-        "in turn": lambda: stream[0],
-    }
-    ms = {way: 1e3 * seconds for way, seconds in interleave(ways, repeats).items()}
-    what = f"a batch of {SHARE} from storage that answers after {1e3 * LATENCY:g} ms"
+    store.latency = latency
+    rows = np.arange(SHARE) % len(store)
+    with ThreadPoolExecutor(8) as pool:
+        ways: dict[str, Callable[[], object]] = {
+            "ours": partial(store.read, rows, pool=pool),
+            "in turn": partial(store.read, rows),
+        }
+        ms = {way: 1e3 * seconds for way, seconds in interleave(ways, repeats).items()}
+    what = f"a batch of {SHARE} from storage that answers after {1e3 * latency:g} ms"
     return Comparison(what, "one after the other", ms["ours"], ms["in turn"], "ms", ms["in turn"] / ms["ours"])
 
 
@@ -275,7 +284,7 @@ def main(
         job = job_to_time(database, raw, work / "timed", manifest)
         rows = [bench_preprocessing(job.refs, job.settings, repeats), *bench_building(job, repeats)]
         rows += bench_reading(work / "shards", database.database, refs, repeats)
-        rows.append(bench_distance(work / "shards", database.database, repeats))
+        rows += [bench_distance(work / "shards", database.database, repeats, latency) for latency in LATENCIES]
         rows.append(bench_memory(work / "shards", database.database, work))
         rows += bench_modes(work / "shards", database.database)
     show(f"data path, {len(refs)} recordings, medians of {repeats} turns, files in the page cache", rows, json)

@@ -70,7 +70,7 @@ def binding(c: Cluster, shard_group: int) -> str:
     compute = t["forward without gradient"] + t["training forward"] + t["backward"]
     waiting = sum(seconds for name, seconds in t.items() if name.startswith("latency"))
     parts = {
-        "network": compute,
+        "computing": compute,  # not the network between GPUs
         "views": t["views"],
         "search": hidden if hidden > t["training forward"] else 0.0,
         "collectives": t["gradients, batchnorm"] + waiting,

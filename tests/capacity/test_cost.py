@@ -147,7 +147,7 @@ def test_more_gpus_do_not_help_when_the_host_binds() -> None:
     fixed, grown = (list(scaling(c, grows=grows)) for grows in (False, True))
     assert [x.gpus for x in fixed] == [x.gpus for x in grown] == [1, 2, 4, 8, 16, 32, 64]
     assert all(x.batch * x.gpus == 448 for x in fixed)
-    assert fixed[0].binds == "network"
+    assert fixed[0].binds == "computing"
     assert fixed[-1].binds == "launches"
     assert fixed[-1].seconds == fixed[-2].seconds == times(c, 8)["launches"]
     assert enough(c) < 64

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Augment, Bank, Config, Model, Optim
@@ -83,14 +84,18 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.bytes = 0
+        """That the operations read and write."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        out = func(*args, **(kwargs or {}))
         if not (
             func.is_view or name.startswith(("empty", "new_empty", "detach", "_unsafe_view", "lift", "_reshape_alias"))
         ):
             self.counts[caller()] += 1
-        return func(*args, **(kwargs or {}))
+            self.bytes += sum(t.nbytes for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor))
+        return out
 
     def __str__(self) -> str:
         lines = [f"{count:6}  {name}" for name, count in self.counts.most_common()]
