@@ -140,6 +140,11 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def draws(step: int, every: int, steps: int) -> bool:
+    """Whether the validation at `step` draws curves and pictures. Not each: all ranks wait while rank 0 draws."""
+    return step in (every, steps) or due(step, 5 * every)
+
+
 def log(run: Run, losses: dict[str, Tensor], values: dict[str, float]) -> None:
     """Log the step's scalars as means over the ranks."""
     names = [name for name, value in losses.items() if value.ndim == 0]
@@ -169,8 +174,7 @@ def validate(run: Run, views: Views) -> None:
     run.folder.fence.check()
     logger = run.logger
     logger.scalars(run.step, "validation", scalars | run.diagnostics.summary())
-    every, steps = run.config.evaluate.every, run.config.optim.steps
-    if run.step in (every, steps) or due(run.step, 5 * every):  # not each time: all ranks wait while rank 0 draws
+    if draws(run.step, run.config.evaluate.every, run.config.optim.steps):
         logger.curves(run.step, run.classes, predictions.labels, predictions.probabilities)
         images = run.learner.method.images(views)
         logger.images(run.step, run.classes, images.signals, images.matrices)

@@ -26,7 +26,7 @@ from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
 from ecgmatch_dist.record.starts import find_start
 from ecgmatch_dist.recovery.signals import Signals, Stopped
-from ecgmatch_dist.train import train_run
+from ecgmatch_dist.train import draws, train_run
 from tests.support.ranks import run_processes
 from tests.support.training import (
     ENVIRONMENT,
@@ -321,3 +321,8 @@ def test_another_number_of_ranks_resumes_with_the_same_order_and_banks(data: Pat
         assert (a["step"], a["kind"]) == (b["step"], b["kind"])
         number = "loss" if a["kind"] == "train" else "map"
         assert a[number] == pytest.approx(b[number], rel=1e-9)
+
+
+def test_few_validations_draw() -> None:
+    assert [step for step in range(50, 801, 50) if draws(step, 50, 800)] == [50, 250, 500, 750, 800]
+    assert [step for step in range(1, 9) if draws(step, 0, 8)] == [8]  # only the last step is validated
