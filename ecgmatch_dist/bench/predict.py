@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -18,11 +19,11 @@ from ecgmatch_dist.errors import UserError
 EVERY = 10  # one file in so many is cut
 
 
-def main(run: Path, recordings: int = 1000, alone: int = 5, workers: int = 1) -> None:
+def main(run: tyro.conf.Positional[Path], /, recordings: int = 1000, alone: int = 5, workers: int = 1) -> None:
     """Predict made-up recordings of 10 s at 500 Hz in one command, and a few of them by one process each.
 
     Args:
-        run: A run's folder, or a folder that `ecgmatch export` wrote.
+        run: A run's folder, one that `ecgmatch export` wrote, or chapman_ptbxl (comes with the package).
         recordings: How many in one command; a quarter of them is predicted too, for the memory.
         alone: How many by a process of their own; their median counts.
         workers: Processes that read.

@@ -1,13 +1,11 @@
 """`ecgmatch predict`: ECGs of any format -> a table of predictions, and pages that show them with their reasons."""
 
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as ScreenTable
 
 from ecgmatch_dist.data.formats.recording import RecordRef
@@ -21,8 +19,13 @@ from ecgmatch_dist.predict.page import Pages
 from ecgmatch_dist.predict.read import Reader, label, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.predict.table import Table
+from ecgmatch_dist.terminal.waiting import track
 
 ON_SCREEN = 10  # recordings whose answers are printed
+MEANING = (
+    "likely: at least 50 %; possible: at least the F2 threshold, set low so that few cases are missed. For research; not a "
+    "medical device."
+)
 
 
 def main(
@@ -67,8 +70,10 @@ def main(
     reader = Reader(model.inputs, rate, unit, tuple(leads.replace(",", " ").split()))
     show = Pages(model, reader, refs, pages, shards) if pages else None
     if out is None:
-        answers = watched(model.answers(read_all(refs, reader, workers)), len(refs))
+        answers = track(model.answers(read_all(refs, reader, workers)), "predicting", len(refs))
         failed = sum(tell(answer, model, show) for answer in answers)
+        if failed < len(refs):
+            print(MEANING)
     else:
         failed = fill(out, model, refs, reader, workers, show)
     if show:
@@ -86,7 +91,8 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
         rest = [ref for ref in refs if label(ref) not in table.done]
         if table.done:
             print(f"{out}: continues after {len(table.done):,} recordings")
-        for number, answer in enumerate(watched(model.answers(read_all(rest, reader, workers)), len(rest)), 1):
+        answers = track(model.answers(read_all(rest, reader, workers)), "predicting", len(rest))
+        for number, answer in enumerate(answers, 1):
             table.add(answer)
             if show and isinstance(answer, Prediction):
                 show.add(answer)
@@ -94,15 +100,6 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
                 table.flush()
     print(f"{out}: {len(refs):,} recordings, {table.failed:,} could not be predicted")
     return table.failed
-
-
-def watched(answers: Iterable[Prediction | Failure], total: int) -> Iterator[Prediction | Failure]:
-    """The same, with a progress bar on a terminal."""
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    hidden = not console.is_terminal or total <= ON_SCREEN
-    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
-        yield from progress.track(answers, total)
 
 
 def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> bool:

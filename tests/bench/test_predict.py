@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ecgmatch_dist.bench import main as bench
 from ecgmatch_dist.bench.predict import main
 from ecgmatch_dist.errors import UserError
 from tests.support.prediction import write_model
@@ -12,7 +13,7 @@ from tests.support.prediction import write_model
 
 def test_what_it_cannot_use_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at least 40"):
-        main(tmp_path, recordings=3)
+        bench(["predict", str(tmp_path), "--recordings", "3"])
 
 
 @pytest.mark.slow

@@ -132,6 +132,10 @@ def test_what_is_printed(run: Path, folder: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "Conduction" in out
     assert "most like chapman/" in out
+    assert out.endswith("few cases are missed. For research; not a medical device.\n")
+    with pytest.raises(UserError, match="1 of 1"):
+        command.main(run, (str(folder / "cut.hea"),))
+    assert "likely:" not in capsys.readouterr().out  # nothing was predicted, there is nothing to explain
     with pytest.raises(UserError, match="1 of 2"):
         command.main(run, (str(folder / "cut.hea"), str(folder / "a")))  # the bad one first, the other without suffix
     assert "Conduction" in capsys.readouterr().out

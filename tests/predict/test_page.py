@@ -65,6 +65,7 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     assert "No pictures: the shards are not at hand" in page
     assert page.count("<svg") == 1
     assert "F2" in page
+    assert "set low so that few cases are missed (possible). Dashed mark: 50 % (likely)." in page
     assert 'data-mark="CD"' in page
     assert "Not a medical device" in (tmp_path / "pages" / "index.html").read_text()
 

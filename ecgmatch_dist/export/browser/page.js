@@ -77,7 +77,7 @@ function show(button, recording, { rows, flags }) {
     say(line, "td", `${(100 * row.calibrated).toFixed(0)} %`, "number");
     say(line, "td", row.likely ? "likely" : row.predicted ? "possible" : "no", "verdict");
   }
-  say(page, "p", "Solid mark: the alarm threshold. Dashed mark: 50 %.", "soft");
+  say(page, "p", "Solid mark: the alarm threshold, set low so that few cases are missed (possible). Dashed mark: 50 % (likely).", "soft");
   say(page, "div", "", "scroll").innerHTML = drawPaper(recording);  // numbers alone: no text of a file is in it
   say(page, "p", `Offsets of the baseline were removed.${seconds > 10.5 ? ` The first ten seconds are shown; the answer uses all ${seconds.toFixed(0)}.` : ""}`, "soft");
 }
