@@ -1,7 +1,10 @@
 """The page of `ecgmatch label`: one ECG, keys, and what the answers have come to. All state is in the session."""
 
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeGuard
 
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +24,8 @@ from ecgmatch_dist.web.server import assets
 MORE = 50
 """Labels that the forecast is about."""
 DAY = 86400.0
+DRAWN = 16
+"""Pictures that are kept: the next one, and some to go back to."""
 
 
 class Page:
@@ -28,6 +33,7 @@ class Page:
 
     def __init__(self, session: Session, commands: list[str]) -> None:
         self.session, self.commands = session, commands
+        self.draw = lru_cache(DRAWN)(self._draw)
 
     def routes(self) -> list[Route]:
         files = assets("ecgmatch_dist.label", "page.js", "page.css", "page.html")
@@ -73,8 +79,15 @@ class Page:
                 "answer": {"classes": shown.classes, "unsure": shown.unsure} if shown else None,
                 "back": min(back, len(history)),
                 "history": len(history),
-            }
+            },
+            background=None if back else BackgroundTask(self.prepare),
         )
+
+    def prepare(self) -> None:
+        """Choose and draw the next recording while the reader looks at this one."""
+        with suppress(UserError, OSError):  # the question itself will tell
+            if ahead := self.session.look_ahead():
+                self.draw(ahead.recording)
 
     async def answer(self, request: Request) -> Response:
         value = await body(request)
@@ -93,9 +106,7 @@ class Page:
 
     def check(self, _: Request) -> Response:
         """Ask next about the labels that the model doubts."""
-        self.session.checking = True
-        self.session.forget_question()
-        return JSONResponse({"doubts": len(self.session.doubts())})
+        return JSONResponse({"doubts": self.session.check()})
 
     async def train(self, request: Request) -> Response:
         """Train the chain on all answers; with {"stop": true}, stop it."""
@@ -207,7 +218,7 @@ class Page:
         own = row - store.starts[database]
         return {name: store.tables[database].texts(name, own)[0] for name in ("age", "sex", "flags")}
 
-    def draw(self, recording: str) -> tuple[str, bool]:
+    def _draw(self, recording: str) -> tuple[str, bool]:
         session = self.session
         row = session.store_rows[session.row_of[recording]]
         return picture(session.store.read(row[None])[0], session.store.rate, recording)

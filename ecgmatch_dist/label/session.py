@@ -88,6 +88,8 @@ class Session:
         self.grown: Grown | None = None
         self.checking = False
         self._current: Question | None = None
+        self._ahead: list[Question] = []
+        """What comes after the question on the screen: put back unanswered, or chosen while its reader looks at it."""
         self._written = -1
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._learn, self._keep_table)]
 
@@ -115,27 +117,52 @@ class Session:
             self.journal.catch_up()
             mine = self.answers.of_reader.get(self.wishes.reader, {})
             if self._current is None or (self._current.recording in mine and self._current.why != "check"):
-                self._current = self._choose()
+                self._current = self._next_doubt() or self._next_ahead() or self._choose()
             return self._current
 
-    def _choose(self) -> Question | None:
-        if self.checking:
-            doubts = self.doubts()
-            if doubts:
-                return Question(doubts[0], "check")
-            self.checking = False
-        mine = self.answers.of_reader.get(self.wishes.reader, {})
-        others = [name for name in self.answers.answered() if name not in mine]
+    def look_ahead(self) -> Question | None:
+        """What comes after the question on the screen. To be called while its reader looks at it, so that nobody waits."""
+        with self.lock:
+            if not self._ahead and self._current is not None and not self.checking:
+                found = self._choose(self._current.recording)
+                self._ahead = [found] if found else []
+            return self._ahead[0] if self._ahead else None
+
+    def _next_doubt(self) -> Question | None:
+        doubts = self.doubts() if self.checking else []
+        self.checking = bool(doubts)
+        return Question(doubts[0], "check") if doubts else None
+
+    def _next_ahead(self) -> Question | None:
+        """The first that nobody has answered in the meantime."""
+        while self._ahead:
+            found = self._ahead.pop(0)
+            readers = self.answers.readers_of(found.recording)
+            if self.wishes.reader not in readers and (not readers or found.why == "second reader"):
+                return found
+        return None
+
+    def _put_back(self) -> None:
+        """The question on the screen gives way to another one, and comes after it."""
+        if self._current is not None and self._current.why != "check":
+            self._ahead.insert(0, self._current)
+        self._current = None
+
+    def _choose(self, asked: str = "") -> Question | None:
+        """`asked`: the recording on the screen, which counts as answered."""
+        mine = {*self.answers.of_reader.get(self.wishes.reader, {}), asked} - {""}
+        answered = self.answers.answered()
+        others = [name for name in answered if name not in mine]
         if others and self._second_reading_is_due(len(mine)):
             return Question(others[0], "second reader")
         if self.chooser is not None:
-            for name in self.answers.answered():
+            for name in {*answered, *mine}:
                 self.chooser.take(self.row_of[name])
             found = self.chooser.next(random=self.wishes.random)
             row, why = found if found else (-1, "")
         else:  # nothing is known of the recordings yet: the order in which they are measured is random
-            left = (int(row) for row in self.features.order if not self.answers.readers_of(self.ids[row]))
-            row, why = next(left, -1), "random"
+            gone = {*answered, *mine}
+            row, why = next((int(row) for row in self.features.order if self.ids[row] not in gone), -1), "random"
         if row >= 0:
             return Question(self.ids[row], why)
         return Question(others[0], "second reader") if others else None
@@ -171,14 +198,17 @@ class Session:
                 raise UserError("there is no answer to take back")
             recording, last = list(standing.items())[-1]
             self.journal.append(Undo(recording, self.wishes.reader, now()))
+            self._put_back()
             self._current = Question(recording, last.why)
             self._wake.notify_all()
             return recording
 
-    def forget_question(self) -> None:
-        """Choose again."""
+    def check(self) -> int:
+        """Ask next about the labels that the model doubts; how many these are."""
         with self.lock:
-            self._current = None
+            self.checking = True
+            self._put_back()
+            return len(self.doubts())
 
     def history(self) -> list[str]:
         """Recordings that the reader has answered, the last one last."""
@@ -254,6 +284,10 @@ class Session:
             assert self.chooser is not None
             self.chooser.learn(grown.probabilities, labels)
             self.grown, self._order = grown, list(common)
+            self._ahead = [
+                one for one in self._ahead if self.chooser.taken[self.row_of[one.recording]]
+            ]  # put back ones
+            self.look_ahead()
 
     def _keep_table(self) -> None:
         while not self._stop.is_set():

@@ -128,6 +128,22 @@ def test_the_model_doubts_and_similar_ones(ask: Callable[..., Any], session: Ses
     assert ask("/api/check", {}) == {"doubts": 0}
 
 
+def test_the_next_picture_is_drawn_while_this_one_is_looked_at(ask: Callable[..., Any], session: Session) -> None:
+    """When the answer arrives, nothing is left to choose or to draw."""
+    read = session.store.read
+    drawn: list[int] = []
+    session.store.read = lambda rows: (drawn.extend(rows), read(rows))[1]  # type: ignore[method-assign, func-returns-value]
+    for count in range(2, 6):
+        asked = ask("/api/question")
+        end = time.monotonic() + 60
+        while len(drawn) < count and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(drawn) == count
+        answer = {"recording": asked["recording"], "classes": [], "unsure": [], "seconds": 1, "why": asked["why"]}
+        ask("/api/answer", answer)
+    assert len({*drawn}) == 5
+
+
 def test_the_page_trains_only_where_a_preset_fits(ask: Callable[..., Any], session: Session, tmp_path: Path) -> None:
     assert ask("/api/state")["training"] is None
     status, sentence = ask("/api/train", {})

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -136,14 +138,66 @@ def test_doubted_labels_come_when_they_are_wanted_and_once(shards: Path) -> None
     session.grown = Grown(6, np.zeros((COUNT, 5), np.float32), doubts=(Doubt(4, 0, 0, 0.9), Doubt(1, 0, 1, 0.1)))
     session._order = asked
     assert session.question().why == "random"  # type: ignore[union-attr]
-    session.checking = True
-    session.forget_question()
+    before = session.question()
+    assert session.check() == 2
     for expected in (asked[4], asked[1]):
         question = session.question()
         assert question
         assert (question.recording, question.why) == (expected, "check")
         session.answer(expected, [], [], 1.0, "check")
-    assert session.question().why == "random"  # type: ignore[union-attr]
+    assert session.question() == before  # it was put back, not lost
+
+
+def with_chooser(shards: Path, reader: str = "anna", **wishes: object) -> Session:
+    session = session_of(shards, reader, **wishes)
+    session.chooser = Chooser(Space(np.random.default_rng(0).standard_normal((COUNT, 8))), np.arange(COUNT))
+    return session
+
+
+@pytest.mark.parametrize("make", [session_of, with_chooser])
+def test_what_is_chosen_ahead_is_what_is_asked(shards: Path, make: Callable[..., Session]) -> None:
+    """The same questions as without looking ahead, each known before the one before it is answered; also those of another
+    reader."""
+    answer_all(make(shards, "otto"), 6)
+    session, asked = make(shards, overlap=0.5), []
+    (shards.parent / "plain").mkdir()
+    shutil.copy(shards.parent / "labels.csv.journal", shards.parent / "plain")
+    while question := session.question():
+        ahead = session.look_ahead()
+        assert ahead != question
+        session.answer(question.recording, [], [], 1.0, question.why)
+        assert session.question() == ahead
+        asked.append(question.recording)
+    assert len({*asked}) == COUNT
+    plain = Session(
+        str(shards), session.store, SCHEME, shards.parent / "plain" / "labels.csv", Wishes("anna", overlap=0.5)
+    )
+    if session.chooser:
+        plain.chooser = with_chooser(shards).chooser
+    assert answer_all(plain, COUNT) == asked
+
+
+def test_a_question_that_gives_way_comes_back(shards: Path) -> None:
+    """Two answers are taken back while a third question is open, and chosen ahead is a fourth: all are asked, each once."""
+    session = with_chooser(shards)
+    first, second = answer_all(session, 2)
+    third = session.question()
+    fourth = session.look_ahead()
+    assert third
+    assert fourth
+    assert [session.undo(), session.undo()] == [second, first]
+    assert [answer_all(session, 1)[0] for _ in range(4)] == [first, second, third.recording, fourth.recording]
+    assert len({*session.history(), *answer_all(session, COUNT - 4)}) == COUNT
+
+
+def test_what_another_reader_answered_in_the_meantime_is_not_asked(shards: Path) -> None:
+    anna, otto = (with_chooser(shards, name, overlap=0.0) for name in ("anna", "otto"))
+    anna.question()
+    ahead = anna.look_ahead()
+    assert ahead
+    otto.answer(ahead.recording, [], [], 1.0, "random")
+    answer_all(anna, 1)
+    assert anna.question() != ahead
 
 
 def test_similar_ones_are_answered_ones(shards: Path) -> None:
