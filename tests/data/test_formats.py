@@ -1,16 +1,12 @@
 """Recordings of every format give the same twelve leads. Files are written by other libraries where there are any."""
 
-import base64
-import binascii
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import edfio
-import h5py
 import numpy as np
 import pandas as pd
 import pydicom
@@ -23,10 +19,8 @@ from ecgmatch_dist.data.formats.leads import LEADS, lead_of, millivolts
 from ecgmatch_dist.data.formats.read import find, format_of, from_array, read
 from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
 from ecgmatch_dist.errors import UserError
+from tests.support.other_formats import ALL, RATE, WRITERS, as_edf, as_hdf5, as_npy, as_scp
 from tests.support.recordings import make_signal, write_record
-
-RATE = 250
-ALL = {"rate": RATE, "unit": "mV", "leads": LEADS}
 
 
 @pytest.fixture(scope="module")
@@ -37,106 +31,7 @@ def x() -> np.ndarray:
     return x
 
 
-def as_csv(path: Path, x: np.ndarray) -> None:
-    table = pd.DataFrame(x.T, columns=[f"Lead {lead} [mV]" for lead in LEADS])
-    table.insert(0, "time", np.arange(len(table)) / RATE)
-    table.to_csv(path, index=False)
-
-
-def as_german_csv(path: Path, x: np.ndarray) -> None:
-    table = pd.DataFrame(1000 * x.T, columns=[f"Ableitung {lead} (µV)" for lead in LEADS])
-    table.insert(0, "Zeit (ms)", 1000 * np.arange(len(table)) / RATE)
-    table.to_csv(path, index=False, sep=";", decimal=",")
-
-
-def as_npy(path: Path, x: np.ndarray) -> None:
-    np.save(path, x.T.astype(np.float32))
-
-
-def as_hdf5(path: Path, x: np.ndarray) -> None:
-    padded = np.pad(x.T, ((6, 6), (0, 0)))
-    with h5py.File(path, "w") as file:
-        file["tracings"] = np.stack([padded, 2 * padded, 0 * padded]).astype(np.float32)
-        file["exam_id"] = [77, 88, 0]
-
-
-def as_edf(path: Path, x: np.ndarray) -> None:
-    signals = [
-        edfio.EdfSignal(1000 * row, RATE, label=f"ECG {lead}", physical_dimension="uV")
-        for row, lead in zip(x, LEADS, strict=True)
-    ]
-    breath = edfio.EdfSignal(np.sin(np.arange(50)), 25, label="Resp")
-    edfio.Edf([breath, *signals[::-1]], patient=edfio.Patient(code="P-7", sex="F")).write(path)
-
-
-def as_muse(path: Path, x: np.ndarray) -> None:
-    """Eight leads, as MUSE stores them."""
-    leads = "".join(
-        f"<LeadData><LeadByteCountTotal>1000</LeadByteCountTotal><LeadSampleCountTotal>500</LeadSampleCountTotal>"
-        f"<LeadAmplitudeUnitsPerBit>1.0</LeadAmplitudeUnitsPerBit><LeadAmplitudeUnits>MICROVOLTS</LeadAmplitudeUnits>"
-        f"<LeadID>{lead}</LeadID><FirstSampleBaseline>0</FirstSampleBaseline><LeadSampleSize>2</LeadSampleSize>"
-        f"<WaveFormData>{base64.b64encode(np.round(1000 * x[v]).astype('<i2').tobytes()).decode()}</WaveFormData></LeadData>"
-        for v, lead in enumerate(LEADS)
-        if lead in ("I", "II") or lead[0] == "V"
-    )
-    path.write_text(
-        f'<?xml version="1.0"?><RestingECG><PatientDemographics><PatientID>P-7</PatientID></PatientDemographics>'
-        f"<Waveform><WaveformType>Rhythm</WaveformType><SampleBase>{RATE}</SampleBase><SampleExponent>0</SampleExponent>"
-        f"<NumberofLeads>8</NumberofLeads>{leads}</Waveform></RestingECG>"
-    )
-
-
-def as_aecg(path: Path, x: np.ndarray) -> None:
-    sequences = "".join(
-        f'<component><sequence><code code="MDC_ECG_LEAD_{lead.upper()}" codeSystem="2.16.840.1.113883.6.24"/>'
-        f'<value xsi:type="SLIST_PQ"><origin value="0" unit="uV"/><scale value="1" unit="uV"/>'
-        f"<digits>{' '.join(str(round(1000 * value)) for value in x[v])}</digits></value></sequence></component>"
-        for v, lead in enumerate(LEADS)
-    )
-    path.write_text(
-        '<?xml version="1.0"?><AnnotatedECG xmlns="urn:hl7-org:v3" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance">'
-        '<component><series><code code="RHYTHM" codeSystem="2.16.840.1.113883.5.4"/><component><sequenceSet>'
-        '<component><sequence><code code="TIME_ABSOLUTE" codeSystem="2.16.840.1.113883.5.4"/><value xsi:type="GLIST_TS">'
-        f'<head value="20200101120000"/><increment value="{1 / RATE}" unit="s"/></value></sequence></component>'
-        f"{sequences}</sequenceSet></component></series></component></AnnotatedECG>"
-    )
-
-
-def as_scp(path: Path, x: np.ndarray) -> None:
-    """By the standard's own words (EN 1064), without compression: no library here writes SCP-ECG that can be read. That the
-    file is one, BioSig says below."""
-    codes = dict(zip(LEADS, (1, 2, 61, 62, 63, 64, 3, 4, 5, 6, 7, 8), strict=True))
-    samples = np.round(1000 * x).astype("<i2")  # of 1000 nV
-    rows = b"".join(struct.pack("<IIB", 1, x.shape[1], codes[lead]) for lead in LEADS)
-    sizes = b"".join(struct.pack("<H", 2 * x.shape[1]) for _ in LEADS)
-    bodies = {
-        1: struct.pack("<BH4s", 2, 4, b"P-7\0") + struct.pack("<BH", 255, 0),
-        3: struct.pack("<BB", 12, 0x04 | 12 << 3) + rows,
-        6: struct.pack("<HHBB", 1000, round(1e6 / RATE), 0, 0) + sizes + samples.tobytes(),
-    }
-    lengths = {0: 16 + 10 * 12} | {number: 16 + len(body) + len(body) % 2 for number, body in bodies.items()}
-    places = dict(zip(lengths, 7 + np.cumsum([0, *lengths.values()][:-1]), strict=True))
-    bodies[0] = b"".join(struct.pack("<HII", n, lengths.get(n, 0), places.get(n, 0)) for n in range(12))
-    content = b""
-    for number, length in lengths.items():
-        name = b"SCPECG" if number == 0 else b""
-        section = struct.pack("<HIBB6s", number, length, 20, 20, name) + bodies[number].ljust(length - 16, b"\0")
-        content += struct.pack("<H", binascii.crc_hqx(section, 0xFFFF)) + section
-    content = struct.pack("<I", 6 + len(content)) + content
-    path.write_bytes(struct.pack("<H", binascii.crc_hqx(content, 0xFFFF)) + content)
-
-
 biosig = pytest.mark.skipif(shutil.which("save2aecg") is None, reason="BioSig is not installed (Debian: biosig-tools)")
-
-WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]] = {
-    "ecg.csv": (as_csv, {}),
-    "german 1.5.csv": (as_german_csv, {}),
-    "ecg.npy": (as_npy, ALL),
-    "ecg.edf": (as_edf, {}),
-    "muse.xml": (as_muse, {}),
-    "aecg.xml": (as_aecg, {}),
-    "ecg.scp": (as_scp, {}),
-}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -145,7 +40,7 @@ def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: 
     write(tmp_path / name, x)
     recording = read(tmp_path / name, **named)  # type: ignore[arg-type]
     assert (recording.key, recording.rate, recording.signal.dtype) == (name[:-4], RATE, np.float32)
-    np.testing.assert_allclose(recording.signal, x, atol=2e-3)
+    np.testing.assert_allclose(recording.signal, x, atol=3e-3)
     derived = ("derived:III", "derived:aVR", "derived:aVL", "derived:aVF")
     assert recording.flags == (derived if name == "muse.xml" else ())
     assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml", "ecg.scp") else "")
@@ -225,7 +120,7 @@ def test_content_decides_where_the_suffix_does_not(tmp_path: Path, x: np.ndarray
         if name.endswith("csv"):
             continue
         plain = (tmp_path / name).rename(tmp_path / name.replace(".", "_"))
-        np.testing.assert_allclose(read(plain, **named).signal, x, atol=2e-3)  # type: ignore[arg-type]
+        np.testing.assert_allclose(read(plain, **named).signal, x, atol=3e-3)  # type: ignore[arg-type]
     (tmp_path / "letter").write_text("Dear colleague,")
     assert refused(lambda: read(tmp_path / "letter")).startswith("format: not one of wfdb, csv")
 
