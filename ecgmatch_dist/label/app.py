@@ -53,35 +53,36 @@ class Page:
 
     def question(self, request: Request) -> Response:
         """The next recording, or with ?back=k the k-th last one that was answered, with its answer."""
+        back = number(request.query_params.get("back", "0"))
+        return JSONResponse(self.asked(back), background=None if back else BackgroundTask(self.prepare))
+
+    def asked(self, back: int = 0) -> dict[str, Any]:
+        """The question as the page wants it."""
         session = self.session
         history = session.history()
-        back = number(request.query_params.get("back", "0"))
         if back:
             recording, why = history[-min(back, len(history))] if history else "", "again"
         else:
             asked = session.question()
             recording, why = (asked.recording, asked.why) if asked else ("", "")
         if not recording:
-            return JSONResponse({"recording": "", "back": 0, "history": len(history)})
+            return {"recording": "", "back": 0, "history": len(history)}
         given = session.answers.standing(session.wishes.reader).get(recording)
         shown = given if given and why == "again" else None
         svg, limbs = self.draw(recording)
         about = self.about(recording)
         age, sex = about["age"], {"Male": "man", "Female": "woman"}.get(about["sex"], "")
-        return JSONResponse(
-            {
-                "recording": recording,
-                "why": why,
-                "svg": svg,
-                "limbs": limbs,
-                "about": ", ".join(text for text in (sex, f"{age} years" if age else "") if text),
-                "flags": [text for text, warning in sentences(about["flags"].split()) if warning],
-                "answer": {"classes": shown.classes, "unsure": shown.unsure} if shown else None,
-                "back": min(back, len(history)),
-                "history": len(history),
-            },
-            background=None if back else BackgroundTask(self.prepare),
-        )
+        return {
+            "recording": recording,
+            "why": why,
+            "svg": svg,
+            "limbs": limbs,
+            "about": ", ".join(text for text in (sex, f"{age} years" if age else "") if text),
+            "flags": [text for text, warning in sentences(about["flags"].split()) if warning],
+            "answer": {"classes": shown.classes, "unsure": shown.unsure} if shown else None,
+            "back": min(back, len(history)),
+            "history": len(history),
+        }
 
     def prepare(self) -> None:
         """Choose and draw the next recording while the reader looks at this one."""
@@ -99,7 +100,8 @@ class Page:
             raise UserError("an answer has two lists of classes")
         time = min(max(float(seconds), 0), DAY)
         await run_in_threadpool(self.session.answer, recording, yes, unsure, time, why[:40])
-        return JSONResponse({"saved": recording})
+        following = await run_in_threadpool(self.asked)  # with the same answer: one request less to wait for
+        return JSONResponse({"saved": recording, "next": following}, background=BackgroundTask(self.prepare))
 
     def undo(self, _: Request) -> Response:
         return JSONResponse({"recording": self.session.undo()})

@@ -55,7 +55,11 @@ document.addEventListener("visibilitychange", () => {
 });
 
 async function ask() {
-  asked = await call(`/api/question?back=${back}`);
+  take(await call(`/api/question?back=${back}`));
+}
+
+function take(found) {
+  asked = found;
   back = asked.back;
   marks = {};
   if (asked.answer) {
@@ -131,19 +135,23 @@ async function save(kind) {
   if (kind === "marks" && !Object.keys(marks).length) {
     throw new Error("No class is on. Press 0 if there is none of them, or u if you are not sure.");
   }
-  await call("/api/answer", {
+  const saved = await call("/api/answer", {
     recording: asked.recording, why: asked.why, seconds: seconds(),
     classes: kind === "marks" ? having("yes") : [],
     unsure: kind === "marks" ? having("unsure") : kind === "unsure" ? every : [],
   });
-  if (back) back -= 1;
-  await Promise.all([ask(), refresh()]);
+  if (back) {
+    back -= 1;
+    await ask();
+  } else take(saved.next);
+  await refresh();   // after the picture: the reader waits for that alone
 }
 
 async function undo() {
   await call("/api/undo", {});
   back = 0;
-  await Promise.all([ask(), refresh()]);
+  await ask();
+  await refresh();
 }
 
 async function go(steps) {
@@ -168,7 +176,8 @@ async function similar() {
 async function check() {
   await call("/api/check", {});
   back = 0;
-  await Promise.all([ask(), refresh()]);
+  await ask();
+  await refresh();
 }
 
 async function train() {

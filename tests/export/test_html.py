@@ -15,7 +15,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import ort_web
 from ecgmatch_dist.export.html_page import write_page
 from tests.support.browser import CHROMIUM, Browser
-from tests.support.prediction import ecg, write_model, write_record
+from tests.support.prediction import ecg, write_record
 
 DATABASES = ("chapman_shaoxing", "georgia", "ningbo", "ptb-xl")
 READ = """JSON.stringify([...document.querySelectorAll('#page tr[data-class]')].map(
@@ -69,14 +69,14 @@ def answers(browser: Browser, files: list[Path], count: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
-    """Originals of four databases and `odd` (one of 38 s), a file of format 212, and CSV: the numbers of `predict`, also of a
-    network of crops, and nothing is sent."""
+    """Originals of four databases and `odd` (one of 38 s), a file of format 212, and CSV: the numbers of `predict` with the
+    model that comes with the package, a network of crops; and nothing is sent."""
     pytest.importorskip("onnxscript")
     try:
         runtime = ort_web.find_ort_web(None)
     except UserError as error:
         pytest.skip(str(error))
-    model = em.load(write_model(tmp_path / "run", crop=512), "cpu", nearest=0)
+    model = em.load("chapman_ptbxl", "cpu")
     write_page(tmp_path / "model.html", model, runtime)
     originals = shared_data / "wfdb500"
     headers = [next((originals / name / "g1").glob("*.hea")) for name in DATABASES] + [

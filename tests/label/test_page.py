@@ -75,7 +75,10 @@ def test_questions_answers_and_what_they_come_to(ask: Callable[..., Any], sessio
         "seconds": 3.2,
         "why": asked["why"],
     }
-    assert ask("/api/answer", answer) == {"saved": asked["recording"]}
+    told = ask("/api/answer", answer)
+    assert told["saved"] == asked["recording"]
+    assert told["next"] == ask("/api/question")
+    assert told["next"]["recording"] not in ("", asked["recording"])
     back = ask("/api/question?back=1")
     assert (back["recording"], back["answer"]) == (asked["recording"], {"classes": ["CD"], "unsure": ["STT"]})
     state = ask("/api/state")

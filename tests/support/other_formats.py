@@ -122,7 +122,7 @@ def as_philips(path: Path, x: np.ndarray, rate: int = RATE) -> None:
     )
 
 
-WRITERS: dict[str, tuple[Callable[[Path, np.ndarray], None], dict[str, object]]] = {
+WRITERS: dict[str, tuple[Callable[..., None], dict[str, object]]] = {
     "ecg.csv": (as_csv, {}),
     "german 1.5.csv": (as_german_csv, {}),
     "ecg.npy": (as_npy, ALL),
