@@ -1,5 +1,6 @@
 """README.md of an exported model: the run's model card, and how to call the model."""
 
+import re
 from typing import Any
 
 from ecgmatch_dist.predict.model import Predictor
@@ -10,9 +11,9 @@ tags: [ecg, 12-lead, multi-label, not-a-medical-device]
 ---
 
 """
-USE = """
-## Use
-
+FRONT = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)
+TITLE = "\n## Use\n"
+USE = f"""{TITLE}
 ```python
 import ecgmatch_dist as em
 
@@ -41,7 +42,15 @@ that maximise F2 on the validation part.
 
 def card(model: Predictor, graph: dict[str, Any] | None) -> str:
     """The card in Markdown. `graph`: what `onnx_file.about` says; None: there is no graph."""
-    own = model.folder / "model_card.md"
-    known = own.read_text(encoding="utf-8") if own.is_file() else f"# {model.name}\n"
     lists = {name: ", ".join(graph[name]) for name in ("leads", "classes")} if graph else {}
-    return HEAD + known + USE + (ONNX.format(**(graph | lists)) if graph else "") + MEANING
+    return HEAD + about(model) + USE + (ONNX.format(**(graph | lists)) if graph else "") + MEANING
+
+
+def about(model: Predictor) -> str:
+    """Where the model comes from: the run's card, or the first part of an exported folder's, with its sources and licences."""
+    for name in ("model_card.md", "README.md"):
+        path = model.folder / name
+        if path.is_file():
+            text = FRONT.sub("", path.read_text(encoding="utf-8"))
+            return text.split(TITLE)[0].rstrip() + "\n"
+    return f"# {model.name}\n"

@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -50,8 +49,8 @@ def waiting(what: str, console: Console | None = None) -> Iterator[None]:
     """Around one long piece of work of unknown length: on a terminal, after two seconds, what it is and the time so far."""
     console = console or Console(stderr=True)
     line = Progress(
-        SpinnerColumn(),
         TextColumn("{task.description}"),
+        BarColumn(),  # it runs to and fro: nobody knows how long
         TimeElapsedColumn(),
         console=console,
         transient=True,

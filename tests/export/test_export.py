@@ -63,6 +63,16 @@ def test_the_folder_is_read_back(tmp_path: Path) -> None:
         command.main(run, to=tmp_path / "out", onnx=False)
 
 
+def test_a_model_that_was_exported_before_keeps_its_card(tmp_path: Path) -> None:
+    """Its sources and their licences go with the weights."""
+    command.main(Path("chapman_ptbxl"), to=tmp_path / "one", onnx=False)
+    command.main(tmp_path / "one", to=tmp_path / "two", onnx=False)
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "PTB-XL (Wagner et al. 2020) and Chapman-Shaoxing (Zheng et al. 2020), both CC BY 4.0" in card
+    assert (card.count("\n## Use\n"), card.count("library_name"), card.count("| CD |")) == (1, 1, 1)
+    assert (tmp_path / "two" / "README.md").read_text() == card
+
+
 def test_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`command.main` compares the graph with `predict`; here the answers for other signals, and another number of them."""
     pytest.importorskip("onnxruntime")

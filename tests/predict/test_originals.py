@@ -14,7 +14,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.data.stream import finite
 from ecgmatch_dist.evaluate import predict
 from ecgmatch_dist.export import command as export
-from ecgmatch_dist.export.onnx_file import run_onnx
+from ecgmatch_dist.export.onnx_file import run_onnx, write_onnx
 from ecgmatch_dist.predict import command
 from ecgmatch_dist.predict.result import Prediction
 
@@ -41,24 +41,39 @@ def test_files_and_shards_of_originals(database: str, shared_data: Path, tmp_pat
     assert len(rows) >= 8
 
 
-def test_every_way_to_a_model_gives_the_same_numbers(shared_data: Path, tmp_path: Path) -> None:
-    """The command, `em.load` with a file and with an array, the exported folder, its ONNX graph. The browser's graph is
-    compared in tests/export/test_html.py, the evaluation above."""
-    pytest.importorskip("onnxscript")
+@pytest.fixture(scope="module")
+def originals(shared_data: Path) -> list[Path]:
     folders = [shared_data / "wfdb500" / name for name in FOLDERS.values()]
-    files = [path for folder in folders for path in sorted(folder.rglob("*.hea"))[:3]]
-    out, exported = tmp_path / "predictions.jsonl", tmp_path / "model"
-    command.main(Path("chapman_ptbxl"), tuple(map(str, files)), out=out, workers=1)
-    expected = np.array([numbers(json.loads(line)) for line in out.read_text().splitlines()])
-    export.main(Path("chapman_ptbxl"), to=exported)
-    originals = [read(path) for path in files]
-    assert {(original.rate, original.signal.shape) for original in originals} == {(500, (12, 5000))}
-    for model in (em.load("chapman_ptbxl", "cpu"), em.load(exported, "cpu")):
-        from_files = [numbers(answer.to_json()) for answer in model.predict_files(files)]
-        from_arrays = [numbers(model.predict(original.signal, rate=500).to_json()) for original in originals]
+    return [path for folder in folders for path in sorted(folder.rglob("*.hea"))[:3]]
+
+
+@pytest.fixture(scope="module")
+def expected(originals: list[Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """What `ecgmatch predict` writes into its table, [12, C, 2]."""
+    out = tmp_path_factory.mktemp("table") / "predictions.jsonl"
+    command.main(Path("chapman_ptbxl"), tuple(map(str, originals)), out=out, workers=1)
+    return np.array([numbers(json.loads(line)) for line in out.read_text().splitlines()])
+
+
+def test_the_command_and_python(originals: list[Path], expected: np.ndarray, tmp_path: Path) -> None:
+    """`em.load` with files and with arrays, also from an exported folder."""
+    export.main(Path("chapman_ptbxl"), to=tmp_path / "model", onnx=False)
+    for folder in ("chapman_ptbxl", tmp_path / "model"):
+        model = em.load(folder, "cpu")
+        from_files = [numbers(answer.to_json()) for answer in model.predict_files(originals)]
+        from_arrays = [numbers(model.predict(x.signal, rate=x.rate).to_json()) for x in map(read, originals)]
         for found in (from_files, from_arrays):
             np.testing.assert_allclose(found, expected, atol=1e-4)
-    graph = run_onnx(exported / "model.onnx", np.stack([original.signal for original in originals]))
+
+
+@pytest.mark.slow
+def test_the_command_and_onnx(originals: list[Path], expected: np.ndarray, tmp_path: Path) -> None:
+    """The browser's graph is compared in tests/export/test_html.py."""
+    pytest.importorskip("onnxscript")
+    signals = np.stack([read(path).signal for path in originals])
+    assert signals.shape[1:] == (12, 5000)
+    write_onnx(tmp_path / "model.onnx", em.load("chapman_ptbxl", "cpu"), 500, 5000)
+    graph = run_onnx(tmp_path / "model.onnx", signals)
     found = np.stack([graph.probability.numpy(), graph.calibrated.numpy()], axis=2)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 

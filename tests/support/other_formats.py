@@ -45,7 +45,7 @@ def as_edf(path: Path, x: np.ndarray, rate: int = RATE) -> None:
         edfio.EdfSignal(1000 * row, rate, label=f"ECG {lead}", physical_dimension="uV")
         for row, lead in zip(x, LEADS, strict=True)
     ]
-    breath = edfio.EdfSignal(np.sin(np.arange(50)), 25, label="Resp")
+    breath = edfio.EdfSignal(np.sin(np.arange(25 * x.shape[1] // rate)), 25, label="Resp")
     edfio.Edf([breath, *signals[::-1]], patient=edfio.Patient(code="P-7", sex="F")).write(path)
 
 
