@@ -30,7 +30,7 @@ from ecgmatch_dist.label.space import Space
 EVERY = 10
 """Answers between two models."""
 PAUSE = 1.0
-"""Seconds between two tables: the journal holds every answer anyway."""
+"""Seconds from an answer to its table: the journal holds the answer anyway."""
 
 
 @dataclass(frozen=True)
@@ -295,9 +295,9 @@ class Session:
                 if self._written == self.answers.revision:
                     self._wake.wait(timeout=5)
                     continue
+            self._stop.wait(PAUSE)  # the answer that woke us is still to be told, and the next question to be asked
             try:
                 self.write_table()
-                self._stop.wait(PAUSE)
             except (UserError, OSError) as error:
                 self.warning = str(error)
                 self._stop.wait(5)
@@ -311,8 +311,8 @@ class Session:
             digest = hashlib.sha256(text.encode()).hexdigest()
             if digest not in self.answers.tables:  # before the file: a kill between them must not look like a hand
                 self.journal.append(Table(digest))
-            write_text(self.to, text)
-            self._written = revision
+        write_text(self.to, text)  # nobody waits for the disk
+        self._written = revision
 
     def _check_table(self) -> None:
         if not self.to.is_file():

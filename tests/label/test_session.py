@@ -14,6 +14,7 @@ from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.splits import split_shards
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.label import session as session_module
 from ecgmatch_dist.label.choose import Chooser
 from ecgmatch_dist.label.command import main
 from ecgmatch_dist.label.features import Features
@@ -146,6 +147,30 @@ def test_doubted_labels_come_when_they_are_wanted_and_once(shards: Path) -> None
         assert (question.recording, question.why) == (expected, "check")
         session.answer(expected, [], [], 1.0, "check")
     assert session.question() == before  # it was put back, not lost
+
+
+def test_nobody_waits_for_the_table(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is slow to write holds up neither an answer nor a question."""
+    slow, written = threading.Event(), threading.Event()
+    monkeypatch.setattr(session_module, "PAUSE", 0.0)
+
+    def write(path: Path, text: str) -> None:
+        written.set()
+        assert slow.wait(60)
+        path.write_text(text)
+
+    monkeypatch.setattr(session_module, "write_text", write)
+    session = session_of(shards)
+    thread = threading.Thread(target=session._keep_table)
+    thread.start()
+    answer_all(session, 1)
+    assert written.wait(60)
+    answer_all(session, 3)  # while the table is being written
+    slow.set()
+    session._stop.set()
+    thread.join(60)
+    session.write_table()
+    assert len(session.to.read_text().splitlines()) == 5
 
 
 def with_chooser(shards: Path, reader: str = "anna", **wishes: object) -> Session:
