@@ -23,6 +23,8 @@ FLAT = 0.01
 """A gain that is not worth the next labels."""
 LEAST = 4
 """Scores that a curve needs."""
+EARLY = 100
+"""Labels; with fewer, a curve that does not rise says little: on real ECGs it rose afterwards."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,11 @@ class Forecast:
         return _range(self.limits)
 
     def flat(self, n: float, more: float) -> bool:
-        """Whether `more` labels hardly bring anything: at least the estimate, and even its upper end is small."""
+        """Whether `more` labels hardly bring anything, and there are enough of them to say so."""
+        return n >= EARLY and self.small(n, more)
+
+    def small(self, n: float, more: float) -> bool:
+        """The gain is small, and even its upper end is."""
         gain = self.gain(n, more)
         return gain.value < FLAT / 2 and gain.high < 2 * FLAT
 
@@ -102,6 +108,8 @@ def sentence(fit: Forecast | None, n: int, more: int = 50) -> str:
     if fit.flat(n, more):
         about = f"about {gain.value:+.3f} (at most {gain.high:+.3f})"
         return f"The curve is flat: {more} more labels would bring {about}. You may stop."
+    if fit.small(n, more):
+        return f"The curve does not rise yet. {n} labels are too few to say that it will not: go on."
     return f"{more} more labels: about {gain.value:+.2f} (90 % interval {gain.low:+.2f} to {gain.high:+.2f})."
 
 

@@ -40,6 +40,8 @@ def test_words_and_the_end() -> None:
     assert flat is not None
     assert flat.flat(160, 50)
     assert "You may stop" in sentence(flat, 160)
+    assert not flat.flat(60, 50)
+    assert sentence(flat, 60) == "The curve does not rise yet. 60 labels are too few to say that it will not: go on."
     assert forecast([20, 40, 60], [0.4, 0.5, 0.6]) is None
     assert "Too early" in sentence(None, 60)
 

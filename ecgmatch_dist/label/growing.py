@@ -28,6 +28,8 @@ SHARES = (0.3, 0.45, 0.6, 0.8, 1.0)
 """Of the answers, in their order: the points of the learning curve."""
 TREES_IN_FOLDS = 40
 RESAMPLES = 200
+DOUBTED = 10
+"""One in so many labels is doubted at most."""
 LEAST = 20
 """Answers for a cross-validation."""
 PENALTIES = np.logspace(1, 5, 9)
@@ -169,7 +171,8 @@ def map_interval(labels: Labels, p: Points, seed: int) -> Range:
 
 def doubted(labels: Labels, p: Points) -> list[Doubt]:
     """Confident learning: a label is doubted where the model, which has not seen it, is as sure of the opposite as it is on
-    average of recordings that are labelled so. The strongest doubt of a recording, the most doubtful first."""
+    average of recordings that are labelled so. The strongest doubt of a recording, the most doubtful first; at most a tenth of
+    the recordings, because a weak model doubts nearly everything."""
     found: dict[int, tuple[float, Doubt]] = {}
     for c in range(labels.shape[1]):
         there, absent = labels[:, c] == 1, labels[:, c] == 0
@@ -183,4 +186,5 @@ def doubted(labels: Labels, p: Points) -> list[Doubt]:
             strength = usual[0] - chance if label else chance - usual[1]
             if row not in found or strength > found[row][0]:
                 found[row] = (strength, Doubt(row, c, label, chance))
-    return [doubt for _, doubt in sorted(found.values(), key=lambda pair: -pair[0])]
+    strongest = sorted(found.values(), key=lambda pair: -pair[0])[: -(-len(labels) // DOUBTED)]
+    return [doubt for _, doubt in strongest]
