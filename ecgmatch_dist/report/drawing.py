@@ -108,8 +108,13 @@ def save(figure: Figure, path: Path) -> str:
         figure.set_facecolor("white")
         figure.set_dpi(130)
         FigureCanvasAgg(figure).print_png(path.with_name(f"{path.name}.png"), metadata={"Software": None})  # type: ignore[no-untyped-call]
-    path.with_name(f"{path.name}.svg").write_text(text.getvalue(), encoding="utf-8")
+    path.with_name(f"{path.name}.svg").write_text(on_white(text.getvalue()), encoding="utf-8")
     return inline(text.getvalue(), path.name, BOXES.get(figure, []))
+
+
+def on_white(svg: str) -> str:
+    """The SVG as a file of its own: its ink is dark, and whoever shows it may have a dark background."""
+    return re.sub(r"(<svg [^>]*>)", r'\1<rect width="100%" height="100%" fill="white"/>', svg, count=1)
 
 
 def inline(svg: str, key: str, boxes: Sequence[tuple[float, float, float, float]] = ()) -> str:

@@ -23,14 +23,29 @@ def advise(folder: Path) -> list[str]:
     if shards:
         found = f"shards of {', '.join(path.name for path in shards)} in data/shards, and no split"
         return [found, f"ecgmatch split within --database {shards[0].name} --shards data/shards"]
+    if recipe := adopted(folder):
+        found = (
+            f"a recipe, {recipe.name}, and no shards (look at {recipe.stem}_preview.html and at the lines marked EDIT)"
+        )
+        build = f"ecgmatch shards build {recipe.name} --raw YOUR_FOLDER --out data/shards --preset cpu"
+        return [found, build]
     if any(recordings(folder / "data" / "raw")):
         found = "recordings in data/raw, and no shards (chapman: or another recipe in shards/, or your own: docs/own-data.md)"
         return [found, "ecgmatch shards build chapman --raw data/raw --out data/shards --preset cpu"]
     return [
         "no recordings, shards or runs here (data/raw, data/shards, splits, runs)",
-        "ecgmatch demo                               # the whole path on synthetic ECGs, 3 minutes",
+        "ecgmatch demo                               # the whole path on synthetic ECGs, 5 minutes",
+        "ecgmatch adopt YOUR_FOLDER --name my_data   # your own ECGs, of which some are labelled",
         "ecgmatch download chapman --to data/raw     # a public database",
+        "ecgmatch predict chapman_ptbxl YOUR_ECG     # by the model that comes with the package",
     ]
+
+
+def adopted(folder: Path) -> Path | None:
+    """The recipe that `ecgmatch adopt` has written here: it has its preview beside it."""
+    previews = sorted(folder.glob("*_preview.html"))
+    recipes = (path.with_name(path.name.removesuffix("_preview.html") + ".toml") for path in previews)
+    return next((path for path in recipes if path.is_file()), None)
 
 
 def after_training(runs: list[Path]) -> list[str]:

@@ -17,14 +17,17 @@ from rich.progress import (
 )
 
 PATIENCE = 2.0  # seconds without a bar: shorter waits need none
+WIDE = 120  # columns of a terminal in which a run's name, its bar, its loss and both times have room
+SHORT_BAR = 12
 T = TypeVar("T")
 
 
 def make_bar(console: Console, note: str = "", transient: bool = True) -> Progress:
     """What is done, how much of how many, the time so far and the time left; nothing without a terminal. `note`: a field of
-    the task to show."""
-    notes = (TextColumn(f"{{task.fields[{note}]}}"),) if note else ()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *notes)
+    the task to show, where there is room for it: in a narrow terminal the time left must not make way for it."""
+    notes = (TextColumn(f"{{task.fields[{note}]}}"),) if note and console.width >= WIDE else ()
+    bar = BarColumn(bar_width=SHORT_BAR if note else 40)
+    columns = (TextColumn("{task.description}"), bar, MofNCompleteColumn(), *notes)
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, *times, console=console, transient=transient, disable=not console.is_terminal)
 

@@ -1,5 +1,6 @@
 """`ecgmatch adopt`: the recipe and the scheme that it writes build the archive."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,12 @@ import pandas as pd
 import pytest
 
 from ecgmatch_dist.data.adopt.command import adopt
+from ecgmatch_dist.data.adopt.labels import fitting_scheme
 from ecgmatch_dist.data.adopt.survey import is_signal_table
 from ecgmatch_dist.data.build import build
 from ecgmatch_dist.data.databases import load_recipe
 from ecgmatch_dist.data.index import read_manifest
+from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.preprocess import LEADS, PRESETS
 from ecgmatch_dist.errors import UserError
 from tests.support.archive import write_mixed
@@ -56,7 +59,15 @@ def test_labels_in_headers_and_a_known_scheme(tmp_path: Path, capsys: pytest.Cap
     assert "classes     scheme ecgmatch5" in out
     assert "look at the preview, then" in out
     adopt(tmp_path / "raw", tmp_path, "again", look=9)
-    assert "doubt       1 recordings cannot be read: cut short: r2.dat holds 0" in capsys.readouterr().out
+    assert "doubt       1 recording cannot be read: cut short: r2.dat holds 0" in capsys.readouterr().out
+
+
+def test_a_known_scheme_is_not_taken_for_a_few_of_its_classes() -> None:
+    """cinc25 knows all four words, and 21 of its 25 classes would be empty."""
+    words = Counter({"Atrial fibrillation": 30, "Sinus bradycardia": 70, "Sinus rhythm": 40, "T wave abnormal": 30})
+    assert fitting_scheme(words) == ""
+    names = load_scheme("cinc25").classes
+    assert fitting_scheme(Counter(dict.fromkeys(names[:9], 20))) == "cinc25"
 
 
 def test_marks_and_the_unit_of_an_array(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def test_every_section_and_figure_is_there(sweep: Path) -> None:
     assert names == kinds | {"cost.svg"}
     for figure in (sweep.parent / "figures").glob("*.svg"):
         assert figure.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        assert 'fill="white"' in figure.read_text(encoding="utf-8")  # dark ink: unreadable on a dark page without it
     for table in (sweep.parent / "tables").glob("*.csv"):
         assert table.with_suffix(".md").exists()
         assert table.with_suffix(".tex").exists()

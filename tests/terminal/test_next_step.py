@@ -21,6 +21,12 @@ def touch(folder: Path, *names: str) -> None:
 STATES = {
     "nothing": ((), "no recordings", "ecgmatch demo"),
     "recordings": (("data/raw/JS/a.hea",), "recordings in data/raw", "shards build chapman --raw data/raw"),
+    "own folder": ((), "no recordings", "ecgmatch adopt YOUR_FOLDER"),
+    "adopted": (
+        ("mine.toml", "mine_classes.toml", "mine_preview.html"),
+        "a recipe, mine.toml, and no shards",
+        "ecgmatch shards build mine.toml",
+    ),
     "shards": (("data/shards/own/dataset.json",), "shards of own", "ecgmatch split within --database own"),
     "split": (
         ("data/shards/own/dataset.json", "splits/within-own@0.05.s20.json"),

@@ -53,7 +53,7 @@ def label_counts(labels: Labels, found: Sequence[Found], recordings: int) -> lis
 def doubts(archive: Archive, found: Sequence[Found], labels: Labels, classes: Sequence[Class]) -> list[str]:
     """What may be wrong, one sentence each."""
     good = [one for one in found if not one.problem]
-    out = [f"{n:,} recordings cannot be read: {what}" for what, n in _problems(found)]
+    out = [f"{n:,} recording{'s' * (n > 1)} cannot be read: {what}" for what, n in _problems(found)]
     keys = Counter(safe_name(ref.key) for ref in archive.refs)
     if twice := [key for key, count in keys.items() if count > 1]:
         out.append(f"{len(twice):,} names belong to several recordings ({twice[0]}): use `rename`, or fewer `files`")

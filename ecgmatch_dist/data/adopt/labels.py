@@ -119,15 +119,19 @@ def _repeats(cells: list[str]) -> float:
     return 1 - len(set(filled)) / len(filled)
 
 
+USED = 1 / 3  # of a scheme's classes: below, most columns of its tables would be empty
+
+
 def fitting_scheme(words: Counter[str]) -> str:
-    """The scheme of `shards/labels/` that knows more than half of the labels; empty: none does."""
+    """The scheme of `shards/labels/` that knows more than half of the labels and of which enough classes occur; empty: none."""
     total, best = sum(words.values()), ("", 0)
     for path in sorted(resources.folder("shards").glob("labels/*.toml"), key=lambda path: path.stem != "ecgmatch5"):
         scheme = load_scheme(path.stem)
-        known = sum(
-            count for word, count in words.items() if any(scheme.matches(part) for part in (word, *word.split()))
-        )
-        best = max(best, (path.stem, known), key=lambda pair: pair[1])
+        parts = {word: [part for part in (word, *word.split()) if scheme.matches(part)] for word in words}
+        known = sum(count for word, count in words.items() if parts[word])
+        used = len({c for some in parts.values() for part in some for c in scheme.encode([part]).nonzero()[0]})
+        if used >= USED * len(scheme.classes):
+            best = max(best, (path.stem, known), key=lambda pair: pair[1])
     return best[0] if total and best[1] > total / 2 else ""
 
 
