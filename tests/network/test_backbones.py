@@ -1,6 +1,9 @@
 """What every backbone promises, and what resnet1d computes."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from ecgmatch_dist import config, keyed
 from ecgmatch_dist.config import Config, Model
 from ecgmatch_dist.distributed.collectives import rank, world
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.network.backbones.base import LEADS
+from ecgmatch_dist.network.backbones.base import LEADS, Backbone
 from ecgmatch_dist.network.backbones.resnet1d import block_widths
 from ecgmatch_dist.network.batchnorm import convert_batchnorm
 from ecgmatch_dist.network.model import build_model
@@ -110,6 +113,19 @@ def test_resnet1d_equals_plain_layers():
     out = model(x)
     torch.testing.assert_close(out.z, z)
     torch.testing.assert_close(out.logits, model.classifier(z))
+
+
+def test_the_backbone_that_a_page_writes(monkeypatch):
+    """docs/extend.md, the code as it stands there."""
+    monkeypatch.setattr(Backbone, "registered", dict(Backbone.registered))
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(dedent("   " + code.lstrip()), {"__name__": "my_cnn"})
+    model = Backbone.registered["my_cnn"](3, Model(width=16, dropout=0.3)).train()
+    z, logits = model(torch.randn(2, LEADS, 200), keys_of(range(2)))
+    assert (z.shape, logits.shape) == ((2, 16), (2, 3))
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in [*model.encoder_parameters(), *model.head_parameters()])
 
 
 def test_z_is_the_bottlenecks_output_or_its_input():
