@@ -11,8 +11,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS),dev]'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV), once: a few minutes, two gigabytes."
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS),dev]'
 	@touch $@
 
 demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (5 minutes)
@@ -27,7 +28,7 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 test: lint ## lint, types and all tests that need no system packages (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (18 minutes)
+test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (12 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)
@@ -51,7 +52,7 @@ coverage: $(STAMP) ## lines that the tests of ROOMS run, also in their subproces
 LOWEST_TESTS := tests/test_config.py tests/test_metrics.py tests/test_cli.py tests/data/test_splits.py tests/data/test_formats.py \
   tests/data/test_label_files.py tests/files tests/predict/test_command.py tests/export tests/report/test_tables.py tests/test_train.py
 test-lowest: ## the lowest versions that pyproject.toml allows, in an environment of their own (.venv-lowest)
-	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	@test -x .venv-lowest/bin/pip || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) tools/lowest.py $(EXTRAS) > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt --editable '.[$(EXTRAS),dev]'
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(LOWEST_TESTS)

@@ -73,6 +73,7 @@ def train_loop(run: Run, stop: StopRequest) -> str:
             raise not_finite(run, bad, stop)
 
         # log
+        run.logger.moved(run.step)
         run.diagnostics.add(views.ids_u, losses)
         seconds = time.perf_counter() - clock
         run.seconds += seconds

@@ -28,10 +28,13 @@ ELSEWHERE = {
     "ecgmatch status": "needs a sweep on Slurm; tests/cluster",
     "ecgmatch logs": "needs a sweep on Slurm; tests/cluster",
     "ecgmatch cancel": "needs a sweep on Slurm; tests/cluster",
+    "ecgmatch split mix --shards demo/": "what `make demo` prints; tests/test_demo.py compares it with what the demo calls",
+    "ecgmatch train --ranks 2 --preset demo": "the same",
+    "ecgmatch report demo/runs": "the same",
     "ecgmatch export chapman_ptbxl": "a minute each; tests/export has these options, and the README's export is run here",
 }
 """How commands begin that cannot run here, and why. tests/test_docs.py reads their options all the same."""
-KINDS = ("adopt", "shards", "split", "train", "bench", "choose", "sweep", "report", "predict", "export")
+KINDS = ("adopt", "shards", "split", "train", "bench", "choose", "sweep", "report", "predict", "export", "plan")
 """In the order in which one needs them."""
 SHORT = "--pretrain.passes 0 --pretrain.steps 4 --optim.steps 4 --optim.unlabelled-batch 32 --evaluate.every 4"
 SHORT_CONTRAST = "--pretrain.passes 0 --pretrain.steps 4"

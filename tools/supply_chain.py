@@ -1,6 +1,6 @@
 """What comes from others, written down: the hash and the licence of every package of constraints.txt.
 
-    python tools/supply_chain.py      # writes requirements-ci.txt and docs/licences.md
+    python tools/supply_chain.py      # writes requirements-hashed.txt and docs/licences.md
 
 Run it after a change of constraints.txt, on what CI has: Linux x86-64, Python 3.11. pip downloads the wheels; nothing is
 installed. What is written already stays, as long as its version does: remove the two files to write all of it anew. Torch has
@@ -18,7 +18,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HASHES, LICENCES = ROOT / "requirements-ci.txt", ROOT / "docs" / "licences.md"
+HASHES, LICENCES = ROOT / "requirements-hashed.txt", ROOT / "docs" / "licences.md"
 UNHASHED = "torch"
 HASHES_HEAD = """\
 # Every package of constraints.txt but torch, with the SHA-256 of its wheel for Linux x86-64 and Python 3.11.

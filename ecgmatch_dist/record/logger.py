@@ -81,6 +81,11 @@ class RunLogger:
             group = name if "/" in name else f"{kind}/{name}"
             self.board("add_scalar", group, value, step)
 
+    def moved(self, step: int) -> None:
+        """Move the bar. Numbers come with `progress`, every few steps: on a slow machine that would look like standing still."""
+        if self.bar:
+            self.bar.update(self.task, completed=step)
+
     def progress(self, step: int, values: dict[str, float]) -> None:
         """Update the progress bar and write a line to log.txt. Without a terminal, print some of the lines."""
         if not self.active:

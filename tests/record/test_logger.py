@@ -1,0 +1,29 @@
+"""The bar of a run."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from ecgmatch_dist.record.logger import RunLogger
+from ecgmatch_dist.recovery.generations import Fence
+
+
+def test_the_bar_moves_with_every_step(tmp_path: Path) -> None:
+    """Numbers come every few steps; where a step takes long, the bar would seem to stand still until then."""
+    logger = RunLogger(tmp_path, active=True, steps=9, fence=Fence.acquire(tmp_path))
+    logger.console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    logger.start(2)
+    assert logger.bar
+    logger.moved(3)
+    assert (logger.bar.tasks[0].completed, logger.bar.tasks[0].total) == (3, 9)
+    logger.close()
+
+
+def test_without_a_terminal_there_is_none(tmp_path: Path) -> None:
+    logger = RunLogger(tmp_path, active=True, steps=9, fence=Fence.acquire(tmp_path))
+    logger.console = Console(file=io.StringIO())
+    logger.start(0)
+    logger.moved(1)
+    assert logger.bar is None
+    logger.close()
