@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import os
-import textwrap
+import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ EXAMPLES = """
 """
 MAIN = ("split", "shards", "runs", "tag", "seed", "init")
 """What the short help shows; the rest is in --help-all."""
+HELP_WIDTH = 78
 OTHER_OPTIM = ("pretrain", "contrast")
 """Sections with the fields of `optim`."""
 
@@ -95,9 +96,10 @@ def long_help(base: Config) -> str:
 
 
 def first_sentence(thing: object) -> str:
-    """Of its docstring, on one line."""
-    words = " ".join((inspect.getdoc(thing) or "").split())
-    return textwrap.shorten(words.partition(". ")[0].rstrip("."), 78, placeholder=" ...")
+    """Of its docstring, on one line; of a long one, its beginning up to a colon, a comma or a bracket."""
+    sentence = " ".join((inspect.getdoc(thing) or "").split()).partition(". ")[0].rstrip(".")
+    ends = [found.start() for found in re.finditer(r"[:;,]| \(", sentence) if found.start() <= HELP_WIDTH]
+    return sentence if len(sentence) <= HELP_WIDTH or not ends else sentence[: ends[-1]]
 
 
 def with_choices() -> type:

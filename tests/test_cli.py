@@ -65,6 +65,7 @@ def test_the_short_help_of_train_fits_a_screen_and_names_the_choices(
         assert f"{example.strip()}\n" in re.sub(r" +\n", "\n", out)  # each on one line
     for name in [*PRESETS, *methods()]:
         assert f"  {name} " in out, name
+    assert "..." not in out  # no sentence that breaks off
     assert "--help-all" in out
     assert "--optim.momentum" not in out
     everything = say(capsys, monkeypatch, "train", "--preset", "few_labels", "--help-all")

@@ -79,16 +79,19 @@ def main(folder: Path, to: Path) -> None:
     recording = next(folder.glob("raw/**/*.hea"))
     to.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix="ecgmatch-screenshots-") as name,
+        # Processes of the browser may still write to its profile when it ends.
+        tempfile.TemporaryDirectory(prefix="ecgmatch-screenshots-", ignore_cleanup_errors=True) as name,
         Browser(Path(name) / "profile") as browser,
     ):
         work = Path(name)
 
-        def take(what: str, page: Path | str, ready: str = "true", devices: Iterable[str] = WIDTHS) -> None:
+        def take(
+            what: str, page: Path | str, ready: str = "true", devices: Iterable[str] = WIDTHS, seconds: float = 1
+        ) -> None:
             for device in devices:
                 browser.show(page, WIDTHS[device])
                 browser.wait_for(ready, 300)
-                time.sleep(1)  # pictures and fonts
+                time.sleep(seconds)  # pictures and fonts
                 browser.screenshot(to / f"{what}-{device}.png")
                 print(to / f"{what}-{device}.png", flush=True)
 
@@ -102,9 +105,8 @@ def main(folder: Path, to: Path) -> None:
         with served("label", "--shards", shards, "--scheme", "ecgmatch5", "--to", str(work / "labels.csv")) as address:
             take("label", address, "document.querySelector('svg, canvas, img') !== null")
         with served("monitor", "--runs", str(folder / "runs"), "--port", "6117") as address:
-            take("tensorboard", address, "document.querySelector('tb-webapp') !== null")
-            time.sleep(5)  # its cards load after the page
-            browser.screenshot(to / "tensorboard-phone.png")
+            # Its cards load after the page, one after the other; how it looks on a phone is not up to us.
+            take("tensorboard", address, "document.querySelector('tb-webapp') !== null", ["desktop"], 20)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class RunLogger:
             self.board("add_scalar", group, value, step)
 
     def moved(self, step: int) -> None:
-        """Move the bar. Numbers come with `progress`, every few steps: on a slow machine that would look like standing still."""
+        """Move the bar. `progress` comes every few steps: on a slow machine that would look like standing still."""
         if self.bar:
             self.bar.update(self.task, completed=step)
 

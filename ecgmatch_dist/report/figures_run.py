@@ -25,6 +25,7 @@ WEIGHTS = ("validation:weight", "train:agreement")
 """Curves of the pseudo-labels' weight per class: of most methods, and ECGMatch's agreement of neighbours."""
 HIDDEN_PREFIXES = ("hidden/", "pseudo/")
 """Of curves that are measured against the hidden labels of the unlabelled part."""
+HIDDEN_WORDS = {"pseudo_map": "pseudo-labels", "own_map": "own predictions"}
 
 
 def thin_indices(n: int, points: int = POINTS) -> NDArray[np.int64]:
@@ -107,7 +108,7 @@ def pseudo_labels(runs: Sequence[FinishedRun], chosen: FinishedRun) -> Figure | 
                     *smooth(curve),
                     dash,
                     color=method_colour(run.method),
-                    label=f"{display.method(run.method)}: {name.replace('_', ' ')}",
+                    label=f"{display.method(run.method)}: {HIDDEN_WORDS.get(name, name)}",
                     lw=1.4,
                 )
         axis.set_title("Pseudo-labels against hidden labels")

@@ -1,6 +1,7 @@
 """The page: one HTML file that needs no other, made from page.html.jinja, page.css and page.js."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +48,7 @@ def write_page(
     environment.filters["below_runs"] = lambda folder: Path(os.path.relpath(folder, runs_folder)).as_posix()
     environment.filters["svg"] = lambda key: Markup(drawn[key].svg)
     environment.filters["interval"] = with_interval_below
+    environment.filters["breakable"] = breakable
     main = main_settings(runs)
     text = environment.get_template("page.html.jinja").render(
         title=f"Report on {runs_folder.resolve().name or runs_folder}",
@@ -69,6 +71,11 @@ def with_interval_below(text: str) -> Markup:
     """ "0.616 [0.579, 0.673]" in two lines: six of them side by side fit a narrow screen."""
     number, bracket, rest = text.partition(" [")
     return Markup('{}<span class="interval"> [{}</span>').format(number, rest) if bracket else Markup("{}").format(text)
+
+
+def breakable(name: str) -> Markup:
+    """The name of a run, which a narrow screen may break after a dot: mix@0.05.s20. supervised, never in mid-word."""
+    return Markup("<wbr>").join(re.split(r"(?<=[a-z0-9]\.)(?=[a-z])", name))
 
 
 def link(folder: Path, out: Path) -> str:

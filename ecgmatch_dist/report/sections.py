@@ -16,7 +16,7 @@ from ecgmatch_dist.report.unlabelled import comparison_figure, comparison_table,
 
 RESULTS_INTRO = (
     "Mean ± standard deviation over seeds, on the test part. The small numbers are the seeds, and link to their run folders. "
-    "Bold: the best of our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. – : no run."
+    "Bold: the best of our runs. “paper”: what the paper prints for this setting; Δ: ours minus the paper's. –: no run."
 )
 CLAIMS_INTRO = (
     "What these runs say about each claim of the paper. They may have other data, sizes and settings than the paper's: see "
@@ -189,7 +189,14 @@ def shown_run_title(study: Study, column: Column, run: FinishedRun) -> str:
 def details_part(study: Study, column: Column) -> Part:
     run, runs = shown_run(study, column)
     where = display.slug(f"{study.key}-{column.slug}")
-    hidden = "For display only: training never sees the hidden labels."
+    hidden = (
+        "MAP of the pseudo-labels, and of the network's own predictions for the same recordings, against labels that training "
+        "never sees."
+    )
+    together = (
+        "How alike two classes are: in the labels (R_b), in the predictions of unlabelled recordings (R_u), and the "
+        "difference, which ECGMatch's third loss makes small."
+    )
     shares = (
         "Rows: recordings with this class. Numbers: the share of them that is predicted to have the column's class."
     )
@@ -201,7 +208,7 @@ def details_part(study: Study, column: Column) -> Part:
         FigureTask(f"pseudo-{where}", "Pseudo-label quality", hidden, figures_run.pseudo_labels, (runs, run)),
         FigureTask(f"curves-{where}", "ROC and precision-recall", "Test part.", figures_run.roc_pr, (run,)),
         FigureTask(f"confusion-{where}", "Confusion of classes", shares, figures_run.confusion, (run,)),
-        FigureTask(f"correlation-{where}", "Label correlation", "", figures_run.correlation, (run,)),
+        FigureTask(f"correlation-{where}", "Label correlation", together, figures_run.correlation, (run,)),
         FigureTask(f"features-{where}", "Features on their principal axes", of_bank, figures_run.feature_map, (run,)),
     ]
     return Part(shown_run_title(study, column, run), figures=tasks, folded=True)
@@ -219,9 +226,10 @@ def calibration_parts(main: list[Study], assessed: Assessments) -> list[Part]:
             run, _ = shown_run(study, column)
             where = display.slug(f"{study.key}-{column.slug}")
             bars = "Bars: the number of recordings in each bin."
+            worth = "Above both black lines, to act on the model's answer is worth more than to act on all, or on none."
             tasks = [
                 FigureTask(f"reliability-{where}", "Reliability", bars, figures_run.reliability_diagram, (run,)),
-                FigureTask(f"decision-{where}", "Decision curves", "", figures_run.decision_curves, (run,)),
+                FigureTask(f"decision-{where}", "Decision curves", worth, figures_run.decision_curves, (run,)),
             ]
             parts.append(Part(shown_run_title(study, column, run), figures=tasks, folded=True))
     return parts

@@ -17,6 +17,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report import build_report, drawing, figures, main
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.build import Workers, read_bench
+from ecgmatch_dist.report.page import breakable
 from ecgmatch_dist.report.runs import find_runs
 from ecgmatch_dist.report.sections import study_part
 from tests.support.browser import CHROMIUM, Browser
@@ -372,3 +373,8 @@ def test_in_a_browser(demo: Path, sweep: Path, tmp_path: Path) -> None:
         assert browser.evaluate("document.querySelector(':target').closest('details').open")
         assert browser.complaints == []
         assert {url for url in browser.requests if not url.startswith("data:")} == {demo.as_uri(), sweep.as_uri()}
+
+
+def test_a_narrow_screen_breaks_the_name_of_a_run_at_its_dots() -> None:
+    assert breakable("mix@0.05.s20.ecgmatch.k3") == "mix@0.05.<wbr>s20.<wbr>ecgmatch.<wbr>k3"
+    assert breakable("a.<b>") == "a.&lt;b&gt;"
