@@ -65,6 +65,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert part[1:] in anchors(file), f"{target}{part}"
 
 
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    ahead = [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        seen.add(page)
+        targets = re.findall(r"\]\(([^)#:\s]+\.(?:md|svg))(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        ahead += [path for target in targets if (path := (page.parent / target).resolve()) not in seen]
+    assert {path for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".svg")} <= seen
+
+
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
