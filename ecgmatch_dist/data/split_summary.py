@@ -97,7 +97,7 @@ def _unknown(split: Split, labels: Mapping[str, NDArray[np.uint8]]) -> str:
         found += [
             f"{name} in {k:,} of {len(labels[part]):,} {part}" for name, k in zip(short, counts, strict=True) if k
         ]
-    return ", ".join(found) or "no class, in the labelled, validation and test parts"
+    return ", ".join(found) or "none: each class is annotated in the labelled, validation and test parts"
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
