@@ -1,19 +1,23 @@
-"""One run on two ranks, killed at random moments, also during saves, and compared with an undisturbed run. Not part of CI.
+"""Runs on two ranks, killed at random moments, also during saves, and compared with an undisturbed run. Not part of CI.
 
-python -m tests.cluster.soak 50 25      (kills, and the time limit in minutes)
+python -m tests.cluster.soak 1000 soak      (kills, and a folder; the same command goes on where it was stopped)
 
-The last line is the summary: kills, how many of them left an unfinished checkpoint or one without its pointer, lost steps,
-tensors that differ.
+Three runs at a time are killed fifty times each. One line of soak/runs.jsonl per run that has ended, and the last line that is
+printed is their sum: kills, how many of them left an unfinished checkpoint or one without its pointer, starts, steps that were
+lost or done twice, tensors that differ.
 """
 
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
-import tempfile
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,10 @@ from tests.support.training import final_state, make_data, tiny
 
 NAME = "within-chapman@0.2.s20.ecgmatch"
 ATTEMPTS = 20
+KILLS, AT_ONCE = 50, 3
+"""Kills per run; runs at the same time: most of a kill is waiting for the other rank to notice."""
 context = multiprocessing.get_context("forkserver")
+starting = threading.Lock()
 
 
 def run(rank: int, config: Config, store: str) -> None:
@@ -45,8 +52,9 @@ def start(config: Config, folder: Path) -> list[Any]:
     """Both ranks, forked from a server that has imported everything: a start takes a second instead of half a minute."""
     store = str(folder / f"store-{time.time_ns()}")
     ranks = [context.Process(target=run, args=(rank, config, store)) for rank in range(2)]
-    for process in ranks:
-        process.start()
+    with starting:
+        for process in ranks:
+            process.start()
     return ranks
 
 
@@ -60,68 +68,99 @@ def newest(place: Path) -> Path | None:
     return max((place / "checkpoints").glob("step-*"), key=generation_and_step, default=None)
 
 
-def strike(ranks: list[Any], place: Path, before: Path | None) -> None:
+def strike(ranks: list[Any], place: Path, before: Path | None, rng: random.Random) -> None:
     """Kill one rank or both after the next checkpoint: half of the time during a save, else at a random moment."""
-    aimed = random.random() < 0.5
+    aimed = rng.random() < 0.5
     while newest(place) == before and all(process.is_alive() for process in ranks):
         time.sleep(0.002)
-    time.sleep(random.uniform(0, 0.3))
+    time.sleep(rng.uniform(0, 0.3))
     while aimed and not any(place.glob("copies/*/unfinished-*")) and all(process.is_alive() for process in ranks):
         time.sleep(0.0005)
-    for process in ranks if random.random() < 0.5 else [random.choice(ranks)]:  # a rank that loses the other ends, too
+    for process in ranks if rng.random() < 0.5 else [rng.choice(ranks)]:  # a rank that loses the other ends, too
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
 
 
-def torture(config: Config, folder: Path, kills: int, until: float) -> dict[str, int]:
+def torture(config: Config, folder: Path, kills: int, rng: random.Random) -> dict[str, int]:
     """Kill the run `kills` times, each time after a new checkpoint; then let it finish."""
-    done, in_a_save, without_pointer, place = 0, 0, 0, config.runs / NAME
-    while done < kills and not (place / "result.json").exists() and time.monotonic() < until:
+    counts, place = Counter(kills=0), config.runs / NAME
+    while counts["kills"] < kills and not (place / "result.json").exists():
         ranks = start(config, folder)
-        strike(ranks, place, newest(place))
+        strike(ranks, place, newest(place), rng)
         finish(ranks)
-        done += 1
+        # On a machine with much else to do, a rank may take the other for lost, and end before it is killed.
+        struck = any(process.exitcode == -signal.SIGKILL for process in ranks)
+        counts["kills" if struck else "not killed"] += 1
+        assert counts["not killed"] < ATTEMPTS + kills, f"{config.runs}: it does not get on"
         # Both ranks have ended: what is unfinished was interrupted by the kill.
         unfinished = any(place.glob("copies/*/unfinished-*"))
         latest, last = place / "checkpoints" / "latest", newest(place)
         unpointed = last is not None and not (latest.exists() and latest.read_text().strip() == last.name)
-        in_a_save, without_pointer = in_a_save + unfinished, without_pointer + unpointed
-        print(
-            f"kill {done}/{kills}: {last and last.name}{', in a save' if unfinished or unpointed else ''}", flush=True
-        )
-    for _ in range(ATTEMPTS):  # on a machine with much else to do, a rank may take another one for lost
+        counts["in a save"] += unfinished
+        counts["before its pointer"] += unpointed
+        where = ", in a save" if unfinished or unpointed else ""
+        print(f"{config.runs.name}: kill {counts['kills']}/{kills}: {last and last.name}{where}", flush=True)
+    for _ in range(ATTEMPTS):  # the same, at the end
         if (place / "result.json").exists():
             break
         finish(start(config, folder))
-    starts = len(list((place / "generations").iterdir()))
-    return {"kills": done, "in a save": in_a_save, "before its pointer": without_pointer, "starts": starts}
+    counts["starts"] = len(list((place / "generations").iterdir()))
+    return dict(counts)
 
 
-def main(kills: int, minutes: float, seed: int = 1) -> None:
-    random.seed(seed)
+def compare(one: Path, two: Path) -> dict[str, int]:
+    a, b = final_state(one), final_state(two)
+    results = [json.loads((run / "result.json").read_text())["test"] for run in (one, two)]
+    lost = len(set(steps_of(one)) ^ set(steps_of(two))) + len(steps_of(two)) - len(set(steps_of(two)))
+    different = sum(name not in b or not torch.equal(a[name], b[name]) for name in a) + (results[0] != results[1])
+    return {"runs": 1, "lost": lost, "different": different, "tensors": len(a)}
+
+
+def one_run(config: Config, folder: Path, number: int, kills: int) -> None:
+    """A run that is killed, compared, and told in runs.jsonl. What a harness that was killed itself has left is removed."""
+    own = folder / f"killed-{number}"
+    shutil.rmtree(own, ignore_errors=True)
+    counts = torture(replace(config, runs=own), folder, kills, random.Random(number))
+    told = {"number": number, **counts, **compare(folder / "untouched" / NAME, own / NAME)}
+    with starting, (folder / "runs.jsonl").open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    if not told["lost"] + told["different"]:  # else it stays, to be looked at
+        shutil.rmtree(own)
+
+
+def runs_of(folder: Path) -> list[dict[str, int]]:
+    file = folder / "runs.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def sum_of(folder: Path) -> Counter[str]:
+    total = Counter[str]()
+    for told in runs_of(folder):
+        total.update({name: count for name, count in told.items() if name != "number"})
+    return total
+
+
+def main(kills: int, folder: Path) -> None:
     context.set_forkserver_preload(["ecgmatch_dist.train", "torch._dynamo"])
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    folder.mkdir(exist_ok=True)
+    if not (folder / "split.json").exists():
         make_data(folder)
-        optim = Optim(steps=3 * kills, labelled_batch=8, unlabelled_batch=16)
-        # A short timeout: the surviving rank waits a fifth of it for the other one's heartbeat.
-        runtime = Runtime(device="cpu", log_every=1, save_every=1, readers=1, threads=1, timeout_minutes=0.5)
-        evaluate = Evaluate(every=10, batch=64, patience=10**6)
-        config = tiny(folder, folder / "untouched", optim=optim, init="scratch", runtime=runtime, evaluate=evaluate)
-        assert finish(start(replace(config, runtime=replace(runtime, save_every=0)), folder))
-        alone = time.monotonic() - began
-        print(f"the untouched run: {alone:.0f} s", flush=True)
-        counts = torture(replace(config, runs=folder / "killed"), folder, kills, began + 60 * minutes - 2 * alone)
-        one, two = folder / "untouched" / NAME, folder / "killed" / NAME
-        a, b = final_state(one), final_state(two)
-        results = [json.loads((run / "result.json").read_text())["test"] for run in (one, two)]
-        lost = len(set(steps_of(one)) ^ set(steps_of(two))) + len(steps_of(two)) - len(set(steps_of(two)))
-        different = sum(name not in b or not torch.equal(a[name], b[name]) for name in a) + (results[0] != results[1])
-        seconds = round(time.monotonic() - began)
-        print(json.dumps({**counts, "lost": lost, "different": different, "of tensors": len(a), "seconds": seconds}))
-    sys.exit(lost + different > 0)
+    optim = Optim(steps=4 * KILLS, labelled_batch=8, unlabelled_batch=16)
+    # A short timeout: the surviving rank waits a fifth of it for the other one's heartbeat.
+    runtime = Runtime(device="cpu", log_every=1, save_every=1, readers=1, threads=1, timeout_minutes=0.5)
+    evaluate = Evaluate(every=10, batch=64, patience=10**6)
+    config = tiny(folder, folder / "untouched", optim=optim, init="scratch", runtime=runtime, evaluate=evaluate)
+    untouched = replace(config, runtime=replace(runtime, save_every=0, timeout_minutes=10.0))
+    while not (folder / "untouched" / NAME / "result.json").exists():
+        finish(start(untouched, folder))
+    while (total := sum_of(folder))["kills"] < kills:
+        missing, done = -(-(kills - total["kills"]) // KILLS), {run["number"] for run in runs_of(folder)}
+        numbers = [number for number in range(len(done) + missing) if number not in done]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda number: one_run(config, folder, number, min(KILLS, kills)), numbers))
+    print(json.dumps(total))
+    sys.exit(total["lost"] + total["different"] > 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))
