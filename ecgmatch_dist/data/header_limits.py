@@ -16,6 +16,10 @@ LEAST_RATE, MOST_RATE = 1, 50_000
 LARGEST_HEADER = 2**20
 """Bytes; a header of twelve leads has about 1,000."""
 MOST_SIGNALS = 10_000
+LARGEST_FILE = 2**28
+"""Bytes of a file with one recording: LONGEST samples of twelve leads, as text too."""
+MOST_RECORDINGS = 1_000_000
+"""In one file."""
 
 
 def read_header(file: Path) -> str:

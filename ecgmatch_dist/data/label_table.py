@@ -2,6 +2,7 @@
 
 import csv
 import io
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from ecgmatch_dist.data.formats.libraries import library
 from ecgmatch_dist.errors import UserError
 
 SEPARATORS = ",;\t|"
+LARGEST = 2**28
+"""Bytes of a workbook, unfolded: some millions of rows."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ def _first_sheet(file: Path) -> str:
     """The first sheet of an .xlsx workbook as CSV."""
     library("openpyxl")
     try:
+        with zipfile.ZipFile(file) as book:
+            if (size := sum(member.file_size for member in book.infolist())) > LARGEST:
+                raise ValueError(f"it unfolds to {size:,} bytes, at most {LARGEST:,} are read")
         sheet = pd.read_excel(file, header=None, dtype=str, na_filter=False, engine="openpyxl")
     except Exception as error:  # openpyxl raises many kinds for a broken workbook
         raise UserError(f"{file}: the workbook cannot be read ({error}); save the sheet as CSV") from None

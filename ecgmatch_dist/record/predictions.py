@@ -39,13 +39,16 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> list[NDArray[Any]]:
     """Arrays of an .npz by name."""
     remedy = "train the run again"
     try:
+        with zipfile.ZipFile(path) as file:  # a compressed one may unfold to any size, and none of ours is compressed
+            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
+                raise UserError(f"{path}: compressed, which no run writes; {remedy}")
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in names]
     except FileNotFoundError:
         raise UserError(f"{path}: not found; the run has not finished, or another version made it") from None
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]}; {remedy}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged ({error}); {remedy}") from None
 
 

@@ -19,16 +19,13 @@ from ecgmatch_dist.data.formats.leads import LEADS, lead_of, millivolts
 from ecgmatch_dist.data.formats.read import find, format_of, from_array, read
 from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
 from ecgmatch_dist.errors import UserError
-from tests.support.other_formats import ALL, RATE, WRITERS, as_edf, as_hdf5, as_npy, as_scp
-from tests.support.recordings import make_signal, write_record
+from tests.support.formats import ALL, OTHER, RATE, WRITERS, as_edf, as_hdf5, as_npy, as_scp, related
+from tests.support.recordings import write_record
 
 
 @pytest.fixture(scope="module")
 def x() -> np.ndarray:
-    """[12, n] in mV, whose limb leads are related as those of a patient."""
-    x = make_signal(3, n=500)
-    x[2], x[3], x[4], x[5] = x[1] - x[0], -(x[0] + x[1]) / 2, x[0] - x[1] / 2, x[1] - x[0] / 2
-    return x
+    return related()
 
 
 biosig = pytest.mark.skipif(shutil.which("save2aecg") is None, reason="BioSig is not installed (Debian: biosig-tools)")
@@ -195,11 +192,10 @@ def refused(call: Callable[[], Recording]) -> str:
 def test_broken_files_are_refused_without_a_traceback(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, x: np.ndarray
 ) -> None:
-    other = {"a.hdf5": as_hdf5, "a.dcm": lambda path, _: shutil.copy(get_testdata_file("waveform_ecg.dcm"), path)}
-    name = data.draw(st.sampled_from([*WRITERS, *other]))
+    name = data.draw(st.sampled_from([*WRITERS, *OTHER]))
     folder = tmp_path_factory.mktemp("broken")
     path = folder / name
-    (other[name] if name in other else WRITERS[name][0])(path, x)
+    (OTHER[name] if name in OTHER else WRITERS[name][0])(path, x)
     content = bytearray(path.read_bytes())
     for place in data.draw(st.lists(st.integers(0, min(len(content), 4000) - 1), max_size=20)):
         content[place] = data.draw(st.integers(0, 255))

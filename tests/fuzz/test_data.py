@@ -1,6 +1,5 @@
 """What comes from outside: recordings, label files, dataset.json, manifests, splits."""
 
-import io
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from ecgmatch_dist.data.annotations import annotate
 from ecgmatch_dist.data.databases import LabelSource
-from ecgmatch_dist.data.formats.read import read
 from ecgmatch_dist.data.header_limits import check_length
 from ecgmatch_dist.data.index import read_dataset, write_index
 from ecgmatch_dist.data.label_table import read_table
@@ -25,7 +23,7 @@ from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.table import NAME, open_table
 from ecgmatch_dist.errors import UserError
 from tests.support.mutate import bounded_memory, fuzz, mutated, refused_at_most
-from tests.support.recordings import LEADS, make_signal, write_record
+from tests.support.recordings import make_signal, write_record
 from tests.support.run_factory import split_of
 from tests.support.shard_factory import make_shards
 
@@ -54,25 +52,6 @@ def test_recordings(tmp_path: Path, data: st.DataObject, old: bool, fmt: str) ->
             signal, _ = preprocess(recording.signal, recording.rate, PRESETS["cpu"])
         assert signal.shape == (12, 1024)
         assert not any(" " in code or "\0" in code for code in recording.codes)
-
-
-def other_formats() -> dict[str, bytes]:
-    """One small recording as a CSV table and as an array."""
-    signal, table, array = make_signal(n=40), io.StringIO(), io.BytesIO()
-    np.savetxt(table, signal.T, fmt="%.3f", delimiter=",", header=",".join(LEADS), comments="")
-    np.save(array, signal.astype(np.float32))
-    return {".csv": table.getvalue().encode(), ".npy": array.getvalue()}
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".npy"])
-@fuzz
-@given(data=st.data())
-def test_recordings_of_other_formats(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
-    path = tmp_path / f"r1{suffix}"
-    path.write_bytes(data.draw(mutated(other_formats()[suffix])))
-    with refused_at_most(Rejected, UserError), np.errstate(all="ignore"):
-        found = read(path, rate=100, unit="mV", leads=LEADS)
-        assert found.signal.shape[0] == 12
 
 
 TABLES = (

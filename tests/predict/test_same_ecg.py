@@ -15,7 +15,7 @@ from ecgmatch_dist.data.formats.read import read
 from ecgmatch_dist.data.preprocess import LEADS
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.result import Failure, Prediction
-from tests.support.other_formats import WRITERS, as_hdf5
+from tests.support.formats import WRITERS, as_hdf5
 
 DATABASES = ("chapman_shaoxing", "georgia", "ningbo", "ptb-xl")
 EIGHT = [0, 1, 6, 7, 8, 9, 10, 11]

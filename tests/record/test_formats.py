@@ -1,5 +1,6 @@
 """The files of a run folder: each is read as it was written, as the first release wrote it, or refused with the remedy."""
 
+import io
 import json
 import math
 import re
@@ -307,6 +308,20 @@ def test_damaged_predictions(tmp_path: Path) -> None:
     for damaged in (b"", b"x", content[: len(content) // 2], content.replace(*OTHER_NAME)):
         path.write_bytes(damaged)
         assert re.search(r"damaged \(.*\); train the run again$", refusal(read_predictions, path))
+
+
+def test_predictions_that_unfold_or_claim_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "test.npz"
+    np.savez_compressed(path, **ARRAYS)
+    assert refusal(read_predictions, path) == f"{path}: compressed, which no run writes; train the run again"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("ids.npy", header.getvalue())
+    assert "damaged (" in refusal(read_predictions, path)
+    np.save(path.with_suffix(".npy"), np.zeros(3))
+    path.write_bytes(path.with_suffix(".npy").read_bytes())
+    assert "damaged (" in refusal(read_predictions, path)
 
 
 def test_nothing_pickled_is_written_or_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from ecgmatch_dist.data.formats.libraries import library
 from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
 
+DEFLATED = "1.2.840.10008.1.2.1.99"
 KINDS = "DICOM, HL7 aECG, MUSE and Philips XML, SCP-ECG, MFER, ISHNE"
 
 
@@ -18,6 +19,7 @@ def recognises(path: Path) -> bool:
 
 def read(ref: RecordRef, layout: Layout) -> Tracing:
     kit = library("ecgdatakit")
+    _check_deflated(ref.path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; units and lengths are checked here
         try:
@@ -46,3 +48,12 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
         age="" if patient.age is None else f"{patient.age}",
         sex={"F": "Female", "M": "Male"}.get(patient.sex, ""),
     )
+
+
+def _check_deflated(path: Path) -> None:
+    """Reject a DICOM file that is compressed as a whole: a small one may unfold to any size."""
+    with path.open("rb") as file:
+        if file.read(132)[128:] != b"DICM":
+            return
+    if getattr(library("pydicom").filereader.read_file_meta_info(path), "TransferSyntaxUID", "") == DEFLATED:
+        raise Rejected("format", "a deflated DICOM file; save it without compression")

@@ -1,6 +1,7 @@
 """Any recording -> `Recording`. FORMATS lists the formats and their suffixes; other files are known by their content."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from ecgmatch_dist.data.formats import arrays, clinical, csv_table, edf, hdf5, wfdb_record
 from ecgmatch_dist.data.formats.leads import arrange, check_layout, check_signal
 from ecgmatch_dist.data.formats.recording import Layout, Recording, RecordRef, Rejected, Tracing
-from ecgmatch_dist.data.header_limits import LEAST_RATE, MOST_RATE
+from ecgmatch_dist.data.header_limits import LARGEST_FILE, LEAST_RATE, MOST_RATE
 from ecgmatch_dist.errors import UserError
 
 
@@ -83,8 +84,9 @@ def refs_in(path: Path, name: str = "") -> list[RecordRef]:
     """The recordings of one file. A file that cannot be opened is one recording, whose reading tells why."""
     one = [RecordRef(stem(path), path)]
     try:
-        names = format_of(path, name).names
-        return one if names is None else [RecordRef(key, path, i) for i, key in enumerate(names(path))]
+        with _rejected(path):
+            names = format_of(path, name).names
+            return one if names is None else [RecordRef(key, path, i) for i, key in enumerate(names(path))]
     except Rejected:
         return one
 
@@ -130,16 +132,26 @@ def _recording(key: str, tracing: Tracing, layout: Layout) -> Recording:
 
 def read_tracing(ref: RecordRef, layout: Layout, name: str = "") -> Tracing:
     """What the file says, by the reader of its format (or of the format `name`). Raises Rejected for whatever goes wrong."""
-    try:
-        tracing = format_of(ref.path, name).read(ref, layout)
-    except (Rejected, UserError):
-        raise
-    except OSError as error:
-        raise Rejected("unreadable", f"{error.strerror or error}: {error.filename or ref.path.name}") from None
-    except Exception as error:  # readers raise many kinds for a broken file
-        raise Rejected(
-            "unreadable", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from None
+    with _rejected(ref.path):
+        form = format_of(ref.path, name)
+        if form.names is None and (size := ref.path.stat().st_size if ref.path.is_file() else 0) > LARGEST_FILE:
+            raise Rejected("too long", f"{size:,} bytes, at most {LARGEST_FILE:,} are read")
+        tracing = form.read(ref, layout)
     if not LEAST_RATE <= tracing.rate <= MOST_RATE:
         raise Rejected("header", f"sampling rate {tracing.rate:g}, {LEAST_RATE} to {MOST_RATE:,} Hz are read")
     return tracing
+
+
+@contextmanager
+def _rejected(path: Path) -> Iterator[None]:
+    """Whatever a reader raises for a broken file is Rejected."""
+    try:
+        yield
+    except (Rejected, UserError):
+        raise
+    except OSError as error:
+        raise Rejected("unreadable", f"{error.strerror or error}: {error.filename or path.name}") from None
+    except Exception as error:  # readers raise many kinds
+        raise Rejected(
+            "unreadable", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from None

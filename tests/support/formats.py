@@ -1,7 +1,8 @@
-"""A recording in the formats of other programs: by other libraries where there are any, else by the words of the standard."""
+"""One ECG of twelve leads as files of every format that is read. Other libraries write them where there are any."""
 
 import base64
 import binascii
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,20 @@ import edfio
 import h5py
 import numpy as np
 import pandas as pd
+from pydicom.data import get_testdata_file
 
 from ecgmatch_dist.data.formats.leads import LEADS
+from tests.support.recordings import make_signal
 
 RATE = 250
 ALL = {"rate": RATE, "unit": "mV", "leads": LEADS}
+
+
+def related(n: int = 500) -> np.ndarray:
+    """[12, n] in mV, whose limb leads are related as those of a patient."""
+    x = make_signal(3, n=n)
+    x[2], x[3], x[4], x[5] = x[1] - x[0], -(x[0] + x[1]) / 2, x[0] - x[1] / 2, x[1] - x[0] / 2
+    return x
 
 
 def as_csv(path: Path, x: np.ndarray, rate: int = RATE) -> None:
@@ -122,6 +132,38 @@ def as_philips(path: Path, x: np.ndarray, rate: int = RATE) -> None:
     )
 
 
+def as_ishne(path: Path, x: np.ndarray, rate: int = RATE) -> None:
+    """By the format's own words (Badilini 1998): a header of 522 bytes, then all leads of a sample, sample after sample."""
+    header = bytearray(522)
+    struct.pack_into("<8s2x4i", header, 0, b"ISHNE1.0", 0, x.shape[1], 522, 522)
+    struct.pack_into("<h", header, 26, 1)
+    struct.pack_into("<h12h12h12h", header, 156, 12, *range(5, 17), *[0] * 12, *[1000] * 12)  # 1000 nV
+    struct.pack_into("<h", header, 272, rate)
+    path.write_bytes(bytes(header) + np.round(1000 * x.T).astype("<i2").tobytes())
+
+
+def as_mfer(path: Path, x: np.ndarray, rate: int = RATE) -> None:
+    """By the standard's own words (ISO 22077-1): little endian, twelve channels of one block, in uV."""
+
+    def entry(tag: int, value: bytes) -> bytes:
+        length = bytes([len(value)]) if len(value) < 128 else b"\x84" + struct.pack(">I", len(value))
+        return bytes([tag]) + length + value
+
+    codes = dict(zip(LEADS, (1, 2, 61, 62, 63, 64, 3, 4, 5, 6, 7, 8), strict=True))
+    names = b"".join(b"\x3f" + bytes([v, 3]) + entry(9, bytes([codes[lead]])) for v, lead in enumerate(LEADS))
+    parts = (
+        entry(1, b"\1"), entry(2, b"\1\1\0"), entry(5, b"\x0c"), entry(4, struct.pack("<I", x.shape[1])), entry(6, b"\1"),
+        entry(10, b"\0"), entry(11, b"\0\0" + struct.pack("<H", rate)), entry(12, b"\0\xfa\1"), names,
+        entry(30, np.round(1000 * x).astype("<i2").tobytes()),
+    )  # fmt: skip
+    path.write_bytes(b"".join(parts) + b"\x80\0")
+
+
+def as_dicom(path: Path, _: np.ndarray) -> None:
+    """The ECG that pydicom brings."""
+    shutil.copy(str(get_testdata_file("waveform_ecg.dcm")), path)
+
+
 WRITERS: dict[str, tuple[Callable[..., None], dict[str, object]]] = {
     "ecg.csv": (as_csv, {}),
     "german 1.5.csv": (as_german_csv, {}),
@@ -131,4 +173,8 @@ WRITERS: dict[str, tuple[Callable[..., None], dict[str, object]]] = {
     "aecg.xml": (as_aecg, {}),
     "ecg.scp": (as_scp, {}),
     "philips.xml": (as_philips, {}),
+    "ecg.ecg": (as_ishne, {}),
+    "ecg.mwf": (as_mfer, {}),
 }
+OTHER = {"ecg.hdf5": as_hdf5, "ecg.dcm": as_dicom}
+"""Those that hold other recordings than the one that they are given, or several."""
