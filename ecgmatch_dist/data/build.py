@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 
 from ecgmatch_dist.data.annotations import Annotation, check_statements, read_annotations
@@ -137,6 +138,7 @@ def finish(jobs: Sequence[ShardJob], shards: Sequence[BuiltShard], recipe: Recip
         first = f"{rejects['key'][0]}: {rejects['reason'][0]}" if len(rejects) else "there are none"
         raise UserError(f"not one recording could be kept ({first}); all reasons are in {folder / 'rejects.csv'}")
     table, digest = join(jobs, folder / "manifest.csv")
+    table.arrays["xxh3"] = np.frombuffer(b"".join(shard.xxh3 for shard in shards), np.uint8).reshape(-1, 8)
     write_table(folder / NAME, table, digest)
     dataset = Dataset(
         database=recipe.database,

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import webdataset as wds
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.data.annotations import Annotation
 from ecgmatch_dist.data.databases import Signals
@@ -64,6 +66,8 @@ class BuiltShard:
     bytes: int
     recordings: int
     rejected: int
+    xxh3: bytes = b""
+    """Of each recording: eight bytes, checked at its first reading in a run."""
 
 
 def build_shard(job: ShardJob, done: Callable[[int], None] = lambda _: None) -> BuiltShard:
@@ -71,19 +75,34 @@ def build_shard(job: ShardJob, done: Callable[[int], None] = lambda _: None) -> 
     table, tar = job.folder / f"{job.name}.csv", job.folder / f"{job.name}.tar"
     if table.exists() and (tar.exists() or read_rows(table).empty):
         done(len(job.refs))
-        keys = read_rows(table)["key"].tolist()
     else:
         # One thread: the last bit of a matrix product depends on their number, and workers do not compete for cores.
         with threadpool_limits(1):
-            keys = _write_shard(job, done)
-    if not keys:
+            _write_shard(job, done)
+    rows = read_rows(table)
+    if rows.empty:
         return BuiltShard(f"{job.name}.tar", "", 0, 0, len(job.refs))
-    rejected = len(job.refs) - len({recording_of(key) for key in keys})
-    return BuiltShard(tar.name, file_sha256(tar), tar.stat().st_size, len(keys), rejected)
+    rejected = len(job.refs) - len({recording_of(key) for key in rows["key"]})
+    quick = _read_back(tar, rows, len(LEADS) * job.settings.length * 2)
+    return BuiltShard(tar.name, file_sha256(tar), tar.stat().st_size, len(rows), rejected, quick)
 
 
-def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
-    """Returns the names of the recordings kept."""
+def _read_back(tar: Path, rows: pd.DataFrame, size: int) -> bytes:
+    """Compare what is on the disk with its checksums. Returns the quick ones, which are made here: never of other bytes."""
+    quick = []
+    with tar.open("rb") as stream:
+        for key, offset, sha256 in zip(rows["key"], rows["offset"], rows["sha256"], strict=True):
+            data = os.pread(stream.fileno(), size, offset)
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise UserError(
+                    f"{tar}: {key} is not what was written; remove {tar.stem}.csv and build again: only this shard is "
+                    f"written anew"
+                )
+            quick.append(xxh3_64_digest(data))
+    return b"".join(quick)
+
+
+def _write_shard(job: ShardJob, done: Callable[[int], None]) -> None:
     rows: list[list[str | int]] = []
     rejects: list[list[str | int]] = []
     tar = job.folder / f"{job.name}.tar"
@@ -111,7 +130,6 @@ def _write_shard(job: ShardJob, done: Callable[[int], None]) -> list[str]:
     if rejects:
         write_text(job.folder / f"{job.name}.rejects.csv", _csv(("key", "reason"), rejects))
     write_text(job.folder / f"{job.name}.csv", _csv(COLUMNS, rows))
-    return [str(row[1]) for row in rows]
 
 
 class Prepared(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.data.index import REMEDY, Dataset, read_dataset, read_table
 from ecgmatch_dist.data.remote import LocalFolder, RemoteFolder, Shard, plain_name, scheme_of
@@ -47,7 +48,7 @@ class ShardStore:
         check: bool = False,
     ) -> None:
         """`root`: folder or URL with one folder per database. The checksum of a recording is verified when it is read for the
-        first time, on the thread that reads it; `check`: every time."""
+        first time, on the thread that reads it, by its XXH3 if the table has it; `check`: every time, and by its SHA-256."""
         if not databases or len(set(databases)) != len(databases):
             raise UserError(f"databases {list(databases)}: give at least one, each once")
         self.source: LocalFolder | RemoteFolder = (
@@ -164,10 +165,16 @@ class ShardStore:
         return shards
 
     def _places(self, rows: Ints) -> "_Places":
-        offsets, digests = np.empty(len(rows), np.int64), np.empty((len(rows), 32), np.uint8)
+        offsets, quick = np.empty(len(rows), np.int64), np.empty(len(rows), bool)
+        digests = np.empty((len(rows), 32), np.uint8)
         for i, here, own in self.by_table(rows):
-            offsets[here], digests[here] = self.tables[i].offset[own], self.tables[i].sha256[own]
-        return _Places(self.shards_of_rows(rows), offsets, digests)
+            table = self.tables[i]
+            offsets[here], quick[here] = table.offset[own], table.xxh3 is not None and not self.check
+            if table.xxh3 is None or self.check:
+                digests[here] = table.sha256[own]
+            else:
+                digests[here, :8] = table.xxh3[own]
+        return _Places(self.shards_of_rows(rows), offsets, digests, quick)
 
     def read(
         self, rows: Ints, out: NDArray[np.float16] | None = None, pool: Executor | None = None
@@ -199,11 +206,12 @@ class ShardStore:
                 file = self._open(opened)
             file.read_into(places[i], int(where.offsets[i]))
             if self.check or not self._verified[rows[i]]:
-                self._verify(int(rows[i]), places[i], where.digests[i].tobytes(), file.name)
+                found = xxh3_64_digest(places[i].data) if where.quick[i] else hashlib.sha256(places[i].data).digest()
+                self._verify(int(rows[i]), found, where.digests[i].tobytes(), file.name)
 
-    def _verify(self, row: int, data: NDArray[np.uint8], promised: bytes, where: str) -> None:
+    def _verify(self, row: int, found: bytes, promised: bytes, where: str) -> None:
         """Raise unless these are the bytes that the manifest promises: a shard may be damaged, or changed under a run."""
-        if hashlib.sha256(data.data).digest() != promised:
+        if found != promised[: len(found)]:
             name = self.ids(np.array([row]))[0]
             raise UserError(f"{where}: the checksum of {name} is wrong: its bytes are not those of the build; {REMEDY}")
         self._verified[row] = True
@@ -274,6 +282,9 @@ class _Places(NamedTuple):
     shards: Ints
     offsets: Ints
     digests: NDArray[np.uint8]
+    """[n, 32]"""
+    quick: NDArray[np.bool_]
+    """Where a digest is an XXH3 of eight bytes, not a SHA-256."""
 
 
 class _File:

@@ -5,6 +5,7 @@ and nothing is parsed. It belongs to the manifest.csv whose checksum it names; b
 manifest.csv is read. This module owns its format:
 
     key, sha256         uint8 [n, w], [n, 32]    names, filled up with zeros; checksums
+    xxh3                uint8 [n, 8]             quick checksums, not in manifest.csv and not in files made from it alone
     rate samples offset int64 [n]
     NAME, NAME.values   uint8 or int32 [n], uint8 [k, w]    every other column: the number of its value; its k values, in order
 """
@@ -53,6 +54,7 @@ class Table:
         key = arrays["key"]
         self.key: Bytes = key.view(f"S{key.shape[1]}")[:, 0]
         self.sha256, self.offset = arrays["sha256"], arrays["offset"]
+        self.xxh3 = arrays.get("xxh3")
 
     def __len__(self) -> int:
         return len(self.key)
@@ -234,6 +236,7 @@ def map_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 def _faults(path: Path, arrays: dict[str, Array], notes: dict[str, str]) -> Iterator[str]:
     """What is wrong with the content, first things first: later checks rest on earlier ones."""
     columns = {"key": 2, "sha256": 2} | dict.fromkeys(NUMBERS, 1) | dict.fromkeys(TEXTS, 1)
+    columns |= {name: 2 for name in arrays if name == "xxh3"}
     shapes = columns | {f"{name}.values": 2 for name in TEXTS}
     if {*arrays} != {*shapes}:
         yield f"it holds {', '.join(sorted(arrays))[:200]}, not {', '.join(shapes)}"
@@ -245,8 +248,9 @@ def _faults(path: Path, arrays: dict[str, Array], notes: dict[str, str]) -> Iter
             yield f"{name} is {array.dtype} {list(array.shape)}"
         if (name in columns and len(array) != n) or (axes == 2 and array.shape[1] == 0):
             yield f"{name} has the shape {list(array.shape)}, but there are {n} rows"
-    if arrays["sha256"].shape[1] != 32:
-        yield f"sha256 has {arrays['sha256'].shape[1]} bytes per row"
+    for name, size in (("sha256", 32), ("xxh3", 8)):
+        if name in arrays and arrays[name].shape[1] != size:
+            yield f"{name} has {arrays[name].shape[1]} bytes per row"
     with path.open("rb") as stream:
         stream.seek(8 + int.from_bytes(stream.read(8), "little"))
         if hashlib.file_digest(stream, "sha256").hexdigest() != notes.get("sha256"):

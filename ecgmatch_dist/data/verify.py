@@ -8,12 +8,14 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.data.card import render_card
 from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, manifest_chunks, read_dataset, read_table
@@ -55,6 +57,8 @@ class Entry(NamedTuple):
 
     offset: int
     sha256: str
+    xxh3: bytes
+    """Of manifest.safetensors; empty: it has none."""
     labels: str
     codes: str
 
@@ -164,7 +168,8 @@ def _check_shard(folder: Path, shard: ShardEntry, table: Table, rows: Ints, leng
 def _entries(table: Table, rows: Ints) -> Iterator[Entry]:
     labels, codes = (table.texts(name, rows) for name in ("labels", "codes"))
     digests = (digest.tobytes().hex() for digest in table.sha256[rows])
-    return map(Entry, table.offset[rows].tolist(), digests, labels, codes)
+    quick = repeat(b"") if table.xxh3 is None else (digest.tobytes() for digest in table.xxh3[rows])
+    return map(Entry, table.offset[rows].tolist(), digests, quick, labels, codes)
 
 
 def _read_tar(stream: BinaryIO) -> Iterator[Sample]:
@@ -180,6 +185,8 @@ def _check_sample(descriptor: int, sample: Sample, entry: Entry, length: int) ->
         return f"at offset {entry.offset} there is no float16 array [12, {length}] of this recording"
     if hashlib.sha256(member[len(header) :]).hexdigest() != entry.sha256:
         return "its checksum is not the one in manifest.csv"
+    if entry.xxh3 and xxh3_64_digest(member[len(header) :]) != entry.xxh3:
+        return f"its quick checksum is not the one in {NAME}; make that again with `ecgmatch shards index`"
     if not np.isfinite(np.frombuffer(member, "<f2", offset=len(header))).all():
         return "holds numbers that are not finite"
     try:

@@ -15,12 +15,14 @@ import pandas as pd
 import pytest
 import webdataset as wds
 from threadpoolctl import threadpool_limits
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist import cli
 from ecgmatch_dist.data import build, recordings, shard
 from ecgmatch_dist.data.databases import Recipe, load_recipe
 from ecgmatch_dist.data.index import read_dataset, read_manifest
 from ecgmatch_dist.data.preprocess import PRESETS, preprocess
+from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.lock import locked
 from tests.support.recordings import LEADS, make_signal, write_record
@@ -131,6 +133,27 @@ def test_finished_shards_are_not_written_again(raw: Path, tmp_path: Path, monkey
     (folder / "own-000000.tar").unlink()
     build.build(OWN, raw, tmp_path / "out", CPU, shard_size=2)
     assert contents(folder) == before
+
+
+def test_a_build_reads_back_what_it_wrote(raw: Path, tmp_path: Path) -> None:
+    """Quick checksums are made of the bytes on the disk, and never of others than those that the manifest promises."""
+    out = tmp_path / "out"
+    build.build(OWN, raw, out, CPU, shard_size=3)
+    store = ShardStore(out, ["own"])
+    x = store.read(np.arange(5))
+    assert store.tables[0].xxh3 is not None
+    assert [digest.tobytes() for digest in store.tables[0].xxh3] == [xxh3_64_digest(row.tobytes()) for row in x]
+    row = store.manifest.iloc[1]
+    with (out / "own" / row["shard"]).open("r+b") as file:
+        file.seek(row["offset"] + 5)
+        file.write(b"x")
+    with pytest.raises(
+        UserError, match=r"own-000000\.tar: r1 is not what was written; remove own-000000\.csv and build"
+    ):
+        build.build(OWN, raw, out, CPU, shard_size=3)
+    (out / "own" / "own-000000.csv").unlink()
+    build.build(OWN, raw, out, CPU, shard_size=3)
+    assert np.array_equal(ShardStore(out, ["own"], check=True).read(np.arange(5)), x)
 
 
 def test_killed_build_goes_on(raw: Path, tmp_path: Path) -> None:

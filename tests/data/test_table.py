@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.data import manifest, verify
 from ecgmatch_dist.data.index import read_dataset, read_manifest, read_table, write_index
@@ -70,6 +71,30 @@ def test_a_pickled_store_maps_the_file_again(root: Path) -> None:
     data = pickle.dumps(store)
     assert store.tables[0].key.tobytes() not in data, "the columns are not sent along"
     assert np.array_equal(pickle.loads(data).read(np.array([3, 1])), store.read(np.array([3, 1])))
+
+
+def test_quick_checksums_come_first(root: Path) -> None:
+    """Of two databases one has them. They alone are looked at, unless `check` asks for more; `verify` looks at both kinds."""
+    make_shards(root, "other", 5, length=16)
+    x = ShardStore(root, ["own", "other"]).read(np.arange(35))
+    quick = np.array([np.frombuffer(xxh3_64_digest(row.tobytes()), np.uint8) for row in x[:30]])
+    rewrite(root / "own", xxh3=quick, sha256=np.zeros((30, 32), np.uint8))
+    assert np.array_equal(ShardStore(root, ["other", "own"]).read(np.arange(5, 35)), x[:30])
+    with pytest.raises(UserError, match="the checksum of own/own00000 is wrong"):
+        ShardStore(root, ["own"], check=True).read(np.arange(30))
+    quick[7, 7] ^= 1
+    rewrite(root / "own", xxh3=quick, sha256=read_sha256(root / "own"))
+    store = ShardStore(root, ["other", "own"])
+    assert np.array_equal(store.read(np.arange(12)), np.concatenate((x[30:], x[:7])))
+    with pytest.raises(UserError, match="the checksum of own/own00007 is wrong"):
+        store.read(np.arange(35))
+    assert any(
+        f"own00007: its quick checksum is not the one in {NAME}" in p for p in verify.verify(root / "own").problems
+    )
+
+
+def read_sha256(folder: Path) -> np.ndarray:
+    return np.array([list(bytes.fromhex(text)) for text in read_manifest(folder)["sha256"]], np.uint8)
 
 
 def test_verify_compares_the_two(root: Path) -> None:
@@ -168,6 +193,9 @@ def test_a_bad_value_is_named(root: Path, column: str, values: list[bytes], mess
         {"key": np.zeros((30, 0), np.uint8)},
         {"key": np.zeros(30, np.uint8)},
         {"sha256": np.zeros((30, 31), np.uint8)},
+        {"xxh3": np.zeros((30, 7), np.uint8)},
+        {"xxh3": np.zeros((29, 8), np.uint8)},
+        {"xxh3": np.zeros((30, 8), np.int32)},
         {"sex.values": np.zeros((0, 1), np.uint8)},
     ],
 )
