@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.signal import butter, filtfilt
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.bench import Comparison, faster, interleave, show
 from ecgmatch_dist.data.build import build, plan
@@ -187,6 +188,34 @@ def bench_distance(shards: Path, database: str, repeats: int, latency: float) ->
     return Comparison(what, "one after the other", ms["ours"], ms["in turn"], "ms", ms["in turn"] / ms["ours"])
 
 
+def bench_first_reading(shards: Path, database: str, repeats: int) -> Comparison:
+    """The checksum at a recording's first reading, and what share of that reading it is: medians of single recordings."""
+    store = ShardStore(shards, [database])
+    rows = np.random.default_rng(0).permutation(len(store))
+    x = store.read(rows)  # verifies them
+    seconds: dict[str, list[float]] = {"disk": [], "cache": [], "XXH3": [], "SHA-256": []}
+    for _ in range(repeats):
+        for shard in store.shards:
+            with (shards / database / shard.name).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for way in ("disk", "cache"):
+            for i in range(len(rows)):
+                times = [time.perf_counter()]
+                for act in (partial(store.read, rows[i : i + 1], x[:1]), partial(xxh3_64_digest, x[0].data),
+                            partial(hashlib.sha256, x[0].data)):  # fmt: skip
+                    act()
+                    times.append(time.perf_counter())
+                for name, taken in zip((way, "XXH3", "SHA-256"), np.diff(times), strict=True):
+                    seconds[name].append(taken)
+    us = {way: 1e6 * float(np.median(times)) for way, times in seconds.items()}
+    note = (
+        f"one recording at a time takes {us['disk']:.0f} µs from the disk and {us['cache']:.0f} µs from the page cache, so "
+        f"the checksum is {us['XXH3'] / us['disk']:.1%} of a first reading from the disk"
+    )
+    what, ratio = "checksum at the first reading", us["SHA-256"] / us["XXH3"]
+    return Comparison(what, "SHA-256", us["XXH3"], us["SHA-256"], "µs", ratio, note)
+
+
 def enlarge(shards: Path, database: str, out: Path, times: int) -> None:
     """A database with `times` as many recordings that takes no more disk: hard links to the same shards."""
     small, large = shards / database, out / database
@@ -284,6 +313,7 @@ def main(
         job = job_to_time(database, raw, work / "timed", manifest)
         rows = [bench_preprocessing(job.refs, job.settings, repeats), *bench_building(job, repeats)]
         rows += bench_reading(work / "shards", database.database, refs, repeats)
+        rows.append(bench_first_reading(work / \"shards\", database.database, repeats))
         rows += [bench_distance(work / "shards", database.database, repeats, latency) for latency in LATENCIES]
         rows.append(bench_memory(work / "shards", database.database, work))
         rows += bench_modes(work / "shards", database.database)

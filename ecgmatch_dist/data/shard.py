@@ -56,6 +56,9 @@ class ShardJob:
         return f"{self.database}-{self.number:06d}"
 
 
+Digests = bytes
+
+
 @dataclass(frozen=True)
 class BuiltShard:
     """A finished shard. `bytes` is 0 if no recording was kept: there is no tar then. Pieces of a long recording count as
@@ -66,7 +69,7 @@ class BuiltShard:
     bytes: int
     recordings: int
     rejected: int
-    xxh3: bytes = b""
+    xxh3: Digests = b""
     """Of each recording: eight bytes, checked at its first reading in a run."""
 
 

@@ -1,6 +1,7 @@
 """The benchmark of the data path runs and measures what it says. No test depends on speed."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_unknown_benchmarks_are_named(capsys: Any) -> None:
     assert "data" in capsys.readouterr().out
 
 
+def test_the_share_of_a_checksum_is_told(tmp_path: Path) -> None:
+    make_shards(tmp_path, "chapman", 20)
+    row = data.bench_first_reading(tmp_path, "chapman", 1)
+    assert (row.unit, row.ours_value > 0, row.ratio) == ("µs", True, row.other_value / row.ours_value)
+    disk, cache, share = (float(text) for text in re.findall(r"([\d.]+)(?: µs|%)", row.note))
+    assert disk > 0 < cache
+    assert abs(share - 100 * row.ours_value / disk) < 1  # of rounded microseconds
+
+
 @pytest.mark.slow
 def test_the_command_end_to_end(tmp_path: Path) -> None:
     """Synthetic recordings, the real builder, all measurements, in the smallest size."""
@@ -68,6 +78,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
     whats = ["preprocessing", "building shards", "building shards", "random batches of 64", "random batches of 64"]
+    whats.append(\"checksum at the first reading\")
     whats += [f"a batch of 56 from storage that answers after {ms} ms" for ms in ("0.5", "5")]
     modes = ["time to the first batch", "recordings per second", "memory of reading", "mixing"]
     assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank", *modes, *modes]
