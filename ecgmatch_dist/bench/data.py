@@ -313,7 +313,7 @@ def main(
         job = job_to_time(database, raw, work / "timed", manifest)
         rows = [bench_preprocessing(job.refs, job.settings, repeats), *bench_building(job, repeats)]
         rows += bench_reading(work / "shards", database.database, refs, repeats)
-        rows.append(bench_first_reading(work / \"shards\", database.database, repeats))
+        rows.append(bench_first_reading(work / "shards", database.database, repeats))
         rows += [bench_distance(work / "shards", database.database, repeats, latency) for latency in LATENCIES]
         rows.append(bench_memory(work / "shards", database.database, work))
         rows += bench_modes(work / "shards", database.database)

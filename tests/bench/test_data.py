@@ -78,7 +78,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
     whats = ["preprocessing", "building shards", "building shards", "random batches of 64", "random batches of 64"]
-    whats.append(\"checksum at the first reading\")
+    whats.append("checksum at the first reading")
     whats += [f"a batch of 56 from storage that answers after {ms} ms" for ms in ("0.5", "5")]
     modes = ["time to the first batch", "recordings per second", "memory of reading", "mixing"]
     assert [row["what"].split(",")[0] for row in rows] == [*whats, "peak memory of a rank", *modes, *modes]
