@@ -204,7 +204,8 @@ async function refresh() {
   at("progress").textContent = `${state.mine} answered by you` + (state.answered > state.mine ? `, ${state.answered} in all` : "") +
     ` of ${state.recordings.toLocaleString("en")}`;
   at("speed").textContent = state.seconds ? `${state.seconds.toFixed(1)} s per ECG (median), ${left.toLocaleString("en")} left` : "";
-  at("who").textContent = `reader: ${state.reader}` + (state.random ? " · random order" : "");
+  const named = state.reader === "reader" ? "" : `reader: ${state.reader}`;   // the default name says nothing
+  at("who").textContent = [named, state.random ? "random order" : ""].filter(Boolean).join(" · ");
   const model = state.model;
   at("words").textContent = state.measured < state.recordings
     ? `Measuring the recordings: ${state.measured.toLocaleString("en")} of ${state.recordings.toLocaleString("en")}. Until then questions are random.`
