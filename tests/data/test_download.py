@@ -243,7 +243,7 @@ def test_killed_and_resumed(release: Release, tmp_path: Path) -> None:
     release.slow = 0.03
     process = subprocess.Popen(cli(tmp_path, release.url, "--connections", "1"), start_new_session=True)
     mats = [f"{GEORGIA}g1/E0000{i}.mat" for i in (1, 2, 3)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     # Half-way: one recording is complete, another has begun.
     while not (
         any((tmp_path / mat).exists() for mat in mats)

@@ -22,7 +22,7 @@ from ecgmatch_dist.report.runs import find_runs
 from ecgmatch_dist.report.sections import study_part
 from tests.support.browser import CHROMIUM, Browser
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
