@@ -74,7 +74,15 @@ def load_sweep(name: str) -> Sweep:
 
 def placeholders(template: str) -> set[str]:
     """The axes in a split's name: "mix@0.01.s{seed}" -> {"seed"}."""
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    try:
+        fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        raise UserError(f"the split `{template}`: {error}; write {{axis}} for an axis of the grid") from None
+    if any(
+        not name or spec or conversion for _, name, spec, conversion in fields
+    ):  # a width of 10^9 would take all memory
+        raise UserError(f"the split `{template}`: write {{axis}} for an axis of the grid, and nothing else in braces")
+    return {str(name) for _, name, _, _ in fields}
 
 
 def configurations(sweep: Sweep, base: Config, splits: Path) -> list[tuple[Path, Config]]:

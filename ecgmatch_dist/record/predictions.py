@@ -48,7 +48,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> list[NDArray[Any]]:
         raise UserError(f"{path}: not found; the run has not finished, or another version made it") from None
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]}; {remedy}") from None
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged ({error}); {remedy}") from None
 
 

@@ -187,7 +187,7 @@ class Checkpointer:
                 except UserError as error:
                     answer[2] = str(error)
                     break
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                     notes.append(f"{folder} is damaged ({error}): trying the previous one")
         if world() > 1:
             dist.broadcast_object_list(answer, src=0, group=self.group)
@@ -211,6 +211,8 @@ class Checkpointer:
 
     def _read(self, folder: Path) -> dict[str, Any]:
         record = json.loads((folder / "state.json").read_text())
+        if not isinstance(record, dict):
+            raise ValueError("state.json is not an object")
         if record.pop("checksum") != checksum_of(record):
             raise ValueError("state.json has the wrong checksum")
         if record.get("format") != FORMAT:

@@ -95,3 +95,9 @@ def test_a_bad_scheme_is_refused(tmp_path, text, message) -> None:  # type: igno
         load_scheme(str(tmp_path / "own.toml"))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_name_too_long_for_a_file() -> None:
+    for name in ("9" * 5000, "9" * 5000 + ".toml"):
+        with pytest.raises(UserError, match=r"no recipe|no such file"):
+            load_scheme(name)

@@ -91,3 +91,12 @@ def test_windows_of_one_epoch_are_mixed_differently() -> None:
     inside = order(np.arange(200)).reshape(4, 50) % 50
     for i, one in enumerate(inside):
         assert all((one == other).sum() < 10 for other in inside[:i])
+
+
+def test_the_order_of_older_versions() -> None:
+    """A checkpoint holds a position, not the order: another order would show a resumed run some recordings twice."""
+    assert Permutation(1000, 20, 3)(np.arange(6)).tolist() == [235, 363, 917, 514, 0, 714]
+    windows = WindowPermutation(np.array([50, 40, 60, 30, 20]), 2, 20, 3)
+    assert windows(np.arange(0, 200, 29)).tolist() == [159, 177, 0, 91, 118, 192, 85]
+    with pytest.raises(AssertionError, match="position outside the epoch"):
+        Permutation(5, 20, 3)(np.array([5]))

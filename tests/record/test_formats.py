@@ -319,6 +319,11 @@ def test_predictions_that_unfold_or_claim_too_much(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("ids.npy", header.getvalue())
     assert "damaged (" in refusal(read_predictions, path)
+    write_arrays(path, ARRAYS)
+    content = path.read_bytes()
+    at = content.index(b"PK\1\2") + 6  # the version that the first member needs
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    assert "damaged (" in refusal(read_predictions, path)
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.write_bytes(path.with_suffix(".npy").read_bytes())
     assert "damaged (" in refusal(read_predictions, path)

@@ -127,7 +127,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.json", "state/rank-00000.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "gone", "middle", "end"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "middle", "end", "number", "nested"])
 def test_a_damaged_checkpoint_is_skipped_with_a_note(tmp_path: Path, name: str, damage: str) -> None:
     save(tmp_path, 5, 1.0)
     checkpointer = save(tmp_path, 10, 2.0)
@@ -136,6 +136,8 @@ def test_a_damaged_checkpoint_is_skipped_with_a_note(tmp_path: Path, name: str, 
         victim.unlink()
     elif damage == "cut":
         victim.write_bytes(victim.read_bytes()[:-7])
+    elif damage in ("number", "nested"):
+        victim.write_text("1e99" if damage == "number" else "[" * 100_000)
     else:
         flip(victim, victim.stat().st_size // 2 if damage == "middle" else -3)
     found, notes = checkpointer.latest()

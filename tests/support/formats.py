@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import edfio
 import h5py
 import numpy as np
 import pandas as pd
+import pydicom
 from pydicom.data import get_testdata_file
 
 from ecgmatch_dist.data.formats.leads import LEADS
@@ -160,8 +160,12 @@ def as_mfer(path: Path, x: np.ndarray, rate: int = RATE) -> None:
 
 
 def as_dicom(path: Path, _: np.ndarray) -> None:
-    """The ECG that pydicom brings."""
-    shutil.copy(str(get_testdata_file("waveform_ecg.dcm")), path)
+    """The beginning of the ECG that pydicom brings."""
+    data = pydicom.dcmread(str(get_testdata_file("waveform_ecg.dcm")))
+    for wave in data.WaveformSequence:
+        wave.NumberOfWaveformSamples = 100
+        wave.WaveformData = wave.WaveformData[: 2 * 100 * wave.NumberOfWaveformChannels]
+    data.save_as(path)
 
 
 WRITERS: dict[str, tuple[Callable[..., None], dict[str, object]]] = {
