@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from functools import lru_cache
+from threading import Lock
 from typing import Any, TypeGuard
 
 from starlette.background import BackgroundTask
@@ -33,7 +34,8 @@ class Page:
 
     def __init__(self, session: Session, commands: list[str]) -> None:
         self.session, self.commands = session, commands
-        self.draw = lru_cache(DRAWN)(self._draw)
+        self._drawn = lru_cache(DRAWN)(self._draw)
+        self._drawing = Lock()
 
     def routes(self) -> list[Route]:
         files = assets("ecgmatch_dist.label", "page.js", "page.css", "page.html")
@@ -83,6 +85,11 @@ class Page:
             "back": min(back, len(history)),
             "history": len(history),
         }
+
+    def draw(self, recording: str) -> tuple[str, bool]:
+        """The picture of `_draw`. One at a time: whoever asks for what is being drawn ahead waits for it."""
+        with self._drawing:
+            return self._drawn(recording)
 
     def prepare(self) -> None:
         """Choose and draw the next recording while the reader looks at this one."""

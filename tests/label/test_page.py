@@ -144,7 +144,7 @@ def test_the_next_picture_is_drawn_while_this_one_is_looked_at(ask: Callable[...
         assert len(drawn) == count
         answer = {"recording": asked["recording"], "classes": [], "unsure": [], "seconds": 1, "why": asked["why"]}
         ask("/api/answer", answer)
-    assert len({*drawn}) == 5
+    assert len({*drawn}) == len(drawn), "no picture is drawn twice"
 
 
 def test_the_page_trains_only_where_a_preset_fits(ask: Callable[..., Any], session: Session, tmp_path: Path) -> None:
