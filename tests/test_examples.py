@@ -50,6 +50,7 @@ def test_a_method_of_ones_own_is_one_file(folder: Path, tmp_path: Path) -> None:
     assert "Mean Teacher" in page
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_on_two_ranks(folder: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run([*torchrun, EXAMPLES / "own_method.py", folder], capture_output=True, text=True, check=False)

@@ -262,6 +262,7 @@ def _together(rank: int, world: int) -> list[Finding]:
     return together(ranks.Ranks(rank, world, rank, world, CPU), dist.new_group(backend="gloo"), findings)
 
 
+@pytest.mark.slow
 def test_a_fault_of_another_rank_is_shown() -> None:
     results = run_processes(3, _together, timeout=200)
     assert results[0] == results[1] == results[2]

@@ -73,6 +73,7 @@ def test_a_model_that_was_exported_before_keeps_its_card(tmp_path: Path) -> None
     assert (tmp_path / "two" / "README.md").read_text() == card
 
 
+@pytest.mark.slow
 def test_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`command.main` compares the graph with `predict`; here the answers for other signals, and another number of them."""
     pytest.importorskip("onnxruntime")

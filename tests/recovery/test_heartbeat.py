@@ -206,6 +206,7 @@ def test_torchrun_starts_a_run_again_that_hangs(data: Path, tmp_path: Path) -> N
     assert steps[-1] == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["the checkpoint", "the kept model"])
 def test_a_full_disk_ends_all_ranks(data: Path, tmp_path: Path, what: str) -> None:
     """With files limited to 60 KiB, the first large one cannot be written, and no rank waits for it."""
