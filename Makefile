@@ -55,7 +55,7 @@ test-lowest: ## the lowest versions that pyproject.toml allows, in an environmen
 	@test -x .venv-lowest/bin/pip || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) tools/lowest.py $(EXTRAS) > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt --editable '.[$(EXTRAS),dev]'
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(LOWEST_TESTS)
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -m 'not cluster and not gpu' $(LOWEST_TESTS)
 
 SCREENSHOTS ?= screenshots
 screenshots: demo ## the terminal, the report and the pages as pictures, as a desktop and as a phone (Chromium)

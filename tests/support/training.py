@@ -68,7 +68,8 @@ def run(config: Config) -> Path:
 def final_state(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the last checkpoint, with whole banks, and the best weights."""
     last = max((folder / "checkpoints").glob("step-*"), key=generation_and_step)
-    kept = {f"best.{k}": v for k, v in load_file(folder / "best.safetensors").items()}
+    # Copies: with safetensors before 0.5 they would be a view of the file, and change with it.
+    kept = {f"best.{k}": v.clone() for k, v in load_file(folder / "best.safetensors").items()}
     return kept | Checkpoint(last, {}).load({})
 
 
