@@ -40,8 +40,6 @@ def examine(
         try:
             with session(device, timeout_minutes=TIMEOUT) as here:
                 out = _checks(here, out, runs, shards, rows, tell)
-                if here.main:
-                    tell(out)
                 if here.world > 1 and any(finding.state == "refused" for finding in out):
                     _end()
                 return out
@@ -106,7 +104,10 @@ def _checks(here: "Ranks", out: list[Finding], runs: Path, shards: str, rows: in
     with within_patience("ranks"):
         for what, check in last.items() if here.main else ():
             out = out + found(what, check)
-        return ranks.together(here, group, out)
+        out = ranks.together(here, group, out)
+        if here.main:
+            tell(out)
+        return ranks.together(here, group, out)  # a rank that ended earlier would end rank 0 before its table is shown
 
 
 def _end() -> None:

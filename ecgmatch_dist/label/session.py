@@ -284,9 +284,8 @@ class Session:
             assert self.chooser is not None
             self.chooser.learn(grown.probabilities, labels)
             self.grown, self._order = grown, list(common)
-            self._ahead = [
-                one for one in self._ahead if self.chooser.taken[self.row_of[one.recording]]
-            ]  # put back ones
+            # What was put back stays; what the model before has chosen is chosen anew.
+            self._ahead = [one for one in self._ahead if self.chooser.taken[self.row_of[one.recording]]]
             self.look_ahead()
 
     def _keep_table(self) -> None:

@@ -78,9 +78,8 @@ def placeholders(template: str) -> set[str]:
         fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
     except ValueError as error:
         raise UserError(f"the split `{template}`: {error}; write {{axis}} for an axis of the grid") from None
-    if any(
-        not name or spec or conversion for _, name, spec, conversion in fields
-    ):  # a width of 10^9 would take all memory
+    # Nothing beside the name: {seed:1000000000} would fill the memory with blanks.
+    if any(not name or spec or conversion for _, name, spec, conversion in fields):
         raise UserError(f"the split `{template}`: write {{axis}} for an axis of the grid, and nothing else in braces")
     return {str(name) for _, name, _, _ in fields}
 

@@ -23,8 +23,11 @@ def _slow() -> None:
 
 
 def _stopped() -> None:
-    with subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"]):
-        os.kill(os.getpid(), signal.SIGSTOP)
+    # Waits until the process stands still: a signal to go on that came before the one to stop would be lost.
+    me = os.getpid()
+    go_on = f"until grep -q '^State:.T' /proc/{me}/status; do sleep 0.1; done; sleep 3; kill -CONT {me}"
+    with subprocess.Popen(["sh", "-c", go_on]):
+        os.kill(me, signal.SIGSTOP)
 
 
 def _train(rank: int, world: int, data: Path, runs: Path, way: str) -> None:

@@ -34,14 +34,8 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
     known = fitting_scheme(words)
     classes, rare = ([], []) if known else classes_of(words)
     lines = [*counts(archive, found), *label_counts(labels, found, len(archive.names))]
-    lines.append(
-        "classes     "
-        + (
-            f"scheme {known}, which has most of these labels"
-            if known
-            else ", ".join(f"{c.name} {c.count:,}" for c in classes)
-        )
-    )
+    own = ", ".join(f"{c.name} {c.count:,}" for c in classes)
+    lines.append(f"classes     {f'scheme {known}, which has most of these labels' if known else own}")
     odd += doubts(archive, found, labels, classes)
 
     to.mkdir(parents=True, exist_ok=True)
