@@ -8,8 +8,13 @@ import pytest
 from ecgmatch_dist.bench.measurements import main
 
 
-def test_it_shows_each_split_and_the_runs_beside(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_each_split_and_the_runs_beside(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     main((data / "split.json",), shards=str(data / "shards"))
     text = capsys.readouterr().out
     assert "within-chapman" in text
-    assert len(re.findall(r"[01]\.\d{3}", text)) >= 2  # test and hidden
+    assert (
+        len(re.findall(r"[01]\.\d{3} / [01]\.\d{3}", text)) == 2
+    )  # test and hidden, each without and with convolutions
