@@ -48,9 +48,10 @@ def run(rank: int, config: Config, store: str) -> None:
     dist.destroy_process_group()
 
 
-def start(config: Config, folder: Path) -> list[Any]:
+def start(config: Config) -> list[Any]:
     """Both ranks, forked from a server that has imported everything: a start takes a second instead of half a minute."""
-    store = str(folder / f"store-{time.time_ns()}")
+    config.runs.mkdir(exist_ok=True)
+    store = str(config.runs / f"store-{time.time_ns()}")
     ranks = [context.Process(target=run, args=(rank, config, store)) for rank in range(2)]
     with starting:
         for process in ranks:
@@ -81,11 +82,11 @@ def strike(ranks: list[Any], place: Path, before: Path | None, rng: random.Rando
             os.kill(process.pid, signal.SIGKILL)
 
 
-def torture(config: Config, folder: Path, kills: int, rng: random.Random) -> dict[str, int]:
+def torture(config: Config, kills: int, rng: random.Random) -> dict[str, int]:
     """Kill the run `kills` times, each time after a new checkpoint; then let it finish."""
     counts, place = Counter(kills=0), config.runs / NAME
     while counts["kills"] < kills and not (place / "result.json").exists():
-        ranks = start(config, folder)
+        ranks = start(config)
         strike(ranks, place, newest(place), rng)
         finish(ranks)
         # On a machine with much else to do, a rank may take the other for lost, and end before it is killed.
@@ -103,7 +104,7 @@ def torture(config: Config, folder: Path, kills: int, rng: random.Random) -> dic
     for _ in range(ATTEMPTS):  # the same, at the end
         if (place / "result.json").exists():
             break
-        finish(start(config, folder))
+        finish(start(config))
     counts["starts"] = len(list((place / "generations").iterdir()))
     return dict(counts)
 
@@ -120,7 +121,7 @@ def one_run(config: Config, folder: Path, number: int, kills: int) -> None:
     """A run that is killed, compared, and told in runs.jsonl. What a harness that was killed itself has left is removed."""
     own = folder / f"killed-{number}"
     shutil.rmtree(own, ignore_errors=True)
-    counts = torture(replace(config, runs=own), folder, kills, random.Random(number))
+    counts = torture(replace(config, runs=own), kills, random.Random(number))
     told = {"number": number, **counts, **compare(folder / "untouched" / NAME, own / NAME)}
     with starting, (folder / "runs.jsonl").open("a") as file:
         file.write(json.dumps(told) + "\n")
@@ -152,7 +153,7 @@ def main(kills: int, folder: Path) -> None:
     config = tiny(folder, folder / "untouched", optim=optim, init="scratch", runtime=runtime, evaluate=evaluate)
     untouched = replace(config, runtime=replace(runtime, save_every=0, timeout_minutes=10.0))
     while not (folder / "untouched" / NAME / "result.json").exists():
-        finish(start(untouched, folder))
+        finish(start(untouched))
     while (total := sum_of(folder))["kills"] < kills:
         missing, done = -(-(kills - total["kills"]) // KILLS), {run["number"] for run in runs_of(folder)}
         numbers = [number for number in range(len(done) + missing) if number not in done]
