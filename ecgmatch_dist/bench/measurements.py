@@ -1,5 +1,4 @@
-"""What is asked beside the networks, alone: trees on ECG measurements, without and with random convolutions. What they reach on
-a split, and what a run on the same split reaches."""
+"""Trees on ECG measurements alone, without a network: what they reach on a split, and what a run on the same split reaches."""
 
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.table import Table
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data.labels import known
 from ecgmatch_dist.data.split_file import Split
-from ecgmatch_dist.measurements.opinion import Adviser, fit_advisers
+from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.metrics import macro_ap
 from ecgmatch_dist.readiness import open_store
 from ecgmatch_dist.record.folder import RunFolder
@@ -20,15 +19,15 @@ CHUNK = 512  # recordings in memory at a time
 
 
 def main(split: tuple[Path, ...], shards: str = "data/shards", runs: Path | None = None) -> None:
-    """Fit trees and random convolutions to the labelled part of each split and measure them on its test part, and on the
-    unlabelled part as far as its labels are only hidden.
+    """Fit trees to the labelled part of each split and measure them on its test part, and on the unlabelled part as far as its
+    labels are only hidden.
 
     Args:
         split: Files of splits.
         shards: Folder of the shards.
         runs: Folder of run folders: the test MAP of the runs on these splits is shown beside.
     """
-    table = Table(title="MAP of trees on measurements / of trees and random convolutions", title_justify="left")
+    table = Table(title="MAP of trees on measurements", title_justify="left")
     table.add_column("split", overflow="fold")
     for name in ("labelled", "test", "hidden", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -44,19 +43,18 @@ def measured(split: Split, path: Path, shards: str, runs: Path | None) -> list[s
     store = open_store(Config(split=path, shards=shards), split)
     labels = split.all_labels(store)
     rows = split.rows(store)
-    both = fit_advisers(("trees", "convolutions"), store, rows["labelled"], labels["labelled"], split.seed)
+    trees = fit_trees(store, rows["labelled"], labels["labelled"], split.seed)
 
-    def reached(adviser: Adviser, part: str) -> str:
+    def reached(part: str) -> str:
         looked = known(labels[part])
         chosen = rows[part][looked]
         if not len(chosen):
             return "-"
         chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
-        p = np.concatenate([adviser.predict(store.read(chunk)) for chunk in chunks])
+        p = np.concatenate([trees.predict(store.read(chunk)) for chunk in chunks])
         return f"{macro_ap(labels[part][looked], p):.3f}"
 
-    trees = both.members["trees"]
-    test, hidden = (f"{reached(trees, part)} / {reached(both, part)}" for part in ("test", "unlabelled"))
+    test, hidden = reached("test"), reached("unlabelled")
     folders = [RunFolder(found) for found in sorted(runs.glob(f"{split.name}.*"))] if runs else []
     beside = [
         f"{folder.path.name.removeprefix(split.name + '.')} {folder.result().test.map:.3f}"

@@ -44,9 +44,9 @@ class MethodSettings:
         return 0 if self.is_start else 1
 
     @property
-    def advisers(self) -> tuple[str, ...]:
-        """Whose opinion it gets beside its network's: "trees", "convolutions" (`measurements/opinion.py`)."""
-        return ()
+    def asks_trees(self) -> bool:
+        """Whether it gets the opinion of trees on ECG measurements (`measurements/`)."""
+        return False
 
     def check_size(self, labelled: int, unlabelled: int, batch: int) -> None:
         """Refuse a split that is too small for the method, or for its global batch of unlabelled recordings. Called before the

@@ -28,8 +28,10 @@ TINY = 1e-6
 
 def measure(x: NDArray[np.floating], rate: float) -> Floats:
     """One recording [V, T], as in the shards -> its measurements, always as many, all finite."""
-    x = at_rate(x, rate)
-    x = np.pad(x, ((0, 0), (0, max(0, 2 * (BEFORE + AFTER) - x.shape[1]))))
+    x = x.astype(np.float32)
+    if rate != RATE:
+        x = resample(x, rate, RATE).astype(np.float32)
+    x = np.nan_to_num(np.pad(x, ((0, 0), (0, max(0, 2 * (BEFORE + AFTER) - x.shape[1])))))
     beats = find_beats(x)
     onset, offset = qrs_limits(beats.median)
     groups = (
@@ -42,15 +44,6 @@ def measure(x: NDArray[np.floating], rate: float) -> Floats:
         moments(x),
     )
     return np.nan_to_num(np.concatenate([np.ravel(group) for group in groups]).astype(np.float32))
-
-
-def at_rate(x: NDArray[np.floating], rate: float) -> Floats:
-    """One recording [V, T] at RATE, without NaN."""
-    x = x.astype(np.float32)
-    if rate != RATE:
-        x = resample(x, rate, RATE).astype(np.float32)
-    clean: Floats = np.nan_to_num(x)
-    return clean
 
 
 def rhythm(beats: Beats) -> Sequence[float]:

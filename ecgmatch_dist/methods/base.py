@@ -134,7 +134,7 @@ class Method(Generic[Settings]):
         not included: the student has its weights."""
 
     def set_opinion(self, opinion: Opinion) -> None:
-        """Called once, before the first step, if the settings ask for it: the opinion of those who are no networks."""
+        """Called once, before the first step, if the settings ask for it: the opinion of trees on ECG measurements."""
 
     # Checkpoint
 

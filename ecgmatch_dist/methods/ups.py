@@ -18,7 +18,7 @@ from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
 
 FLOOR = 25  # positives that balancing leaves to every class
-EPSILON = 1e-6  # keeps an adviser's 0 and 1 finite as logits
+EPSILON = 1e-6  # keeps the trees' 0 and 1 finite as logits
 FIRST_PASS = 16  # keys of views 16, 17, ... are for the passes with dropout
 
 
@@ -100,10 +100,10 @@ class UPS(Advised[UPSSettings], settings=UPSSettings):
         return step - begin, min(self.round_steps, self.task.steps - begin)
 
     def passes(self, x: Tensor, ids: Tensor, step: int, student: Student) -> Tensor:
-        """Logits [F, n, C] of F passes with dropout, keyed by step, pass and row, each mixed with the advisers' answer."""
+        """Logits [F, n, C] of F passes with dropout, keyed by step, pass and row, each mixed with the trees' answer."""
         keys = [keyed.row_keys(self.task.seed, step, FIRST_PASS + f, ids) for f in range(self.settings.passes)]
         logits = torch.stack([student.infer(x, k, "dropout").logits for k in keys])
-        return self.advised(ids, logits.sigmoid()).logit(EPSILON) if self.advice else logits
+        return self.advised(ids, logits.sigmoid()).logit(EPSILON) if self.trees else logits
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
         super().prepare(step, student, bank, unlabelled)

@@ -63,7 +63,7 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         starts=[start.path.name for start in starts],
     )
     tell_what_was_built(run)
-    if config.method.advisers:
+    if config.method.asks_trees:
         learner.method.set_opinion(run.second_opinion())
     return run
 

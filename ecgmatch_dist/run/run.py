@@ -20,7 +20,8 @@ from ecgmatch_dist.distributed.session import Ranks, to_device
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner
-from ecgmatch_dist.measurements.opinion import Opinion, fit_advisers
+from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -188,14 +189,14 @@ class Run:
         return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
     def second_opinion(self) -> Opinion:
-        """Of advisers that are fitted to the labelled part when a method first asks. The validation part weighs it."""
+        """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
 
         def validate(model: torch.nn.Module) -> Predictions:
             labels = self.parts.labels["validation"]
             return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
-        rows, labels = self.parts.rows["labelled"], self.parts.labels["labelled"]
-        fit = partial(fit_advisers, self.config.method.advisers, self.parts.store, rows, labels, self.seed)
+        parts = self.parts
+        fit = partial(fit_trees, parts.store, parts.rows["labelled"], parts.labels["labelled"], self.seed)
         return Opinion(fit, validate, self.logger.say)
 
     def fit_probe(self) -> None:

@@ -12,14 +12,22 @@ from torch import Tensor, nn
 
 from ecgmatch_dist.config import Bank, Optim
 from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.evaluate import Predictions
-from ecgmatch_dist.measurements.opinion import Advisers, Opinion
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.measurements.trees import FOREST, MeasurementTrees, descend, fit_trees, grow, measure_all
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.recovery.signals import Stopped
 from tests.support.ranks import run_processes, run_threads
 from tests.support.training import assert_same_bits, final_state, run, tiny
-from tests.support.waves import Shards, recordings
+
+
+def recordings(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Noise; of the first class, with a slow wave. The second class is a coin."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, (n, 2)).astype(np.uint8)
+    wave = np.sin(2 * np.pi * 2 * np.arange(300) / 100)
+    return (rng.standard_normal((n, 12, 300)) + 2 * y[:, :1, None] * wave).astype(np.float32), y
 
 
 def fitted(x: NDArray[np.float32], y: NDArray[np.uint8], seed: int = 0, threads: int = 1) -> MeasurementTrees:
@@ -46,6 +54,18 @@ def test_the_arrays_predict_as_scikit_learn_does() -> None:
     reference = [ExtraTreesClassifier(**FOREST, random_state=3).fit(rows, column) for column in y.T]
     expected = np.stack([forest.predict_proba(asked)[:, 1] for forest in reference], 1)
     assert np.array_equal(descend(grow(rows, y, seed=3), asked), expected)
+
+
+class Shards:
+    """What `fit_trees` needs of a store."""
+
+    preprocess = Preprocess(rate=100, length=300)
+
+    def __init__(self, x: NDArray[np.float32]) -> None:
+        self.x = x
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.x[rows]
 
 
 @pytest.mark.parametrize(("world", "n"), [(2, 41), (3, 2)])
@@ -94,7 +114,7 @@ def test_the_validation_part_chooses_the_share(networks: str, expected: float) -
         known = known if networks == "right" else 1 - known
         return 0.1 + 0.8 * known[: len(x)]
 
-    opinion = Opinion(lambda: Advisers({"trees": fitted(x, y)}), validate, said.append)
+    opinion = Opinion(lambda: fitted(x, y), validate, said.append)
     opinion.weigh(ask)
     if networks == "wrong":
         assert opinion.share >= 0.75
@@ -104,12 +124,12 @@ def test_the_validation_part_chooses_the_share(networks: str, expected: float) -
     p = torch.full((4, 2), 0.25)
     mixed = (1 - opinion.share) * p + opinion.share * opinion.ask(signals)
     torch.testing.assert_close(opinion.mix(signals, p), mixed)
-    assert said[0].startswith("second opinion: trees on measurements reach a validation MAP of ")
+    assert "validation MAP" in said[0]
 
 
-def test_a_resumed_run_asks_nobody(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What trees and convolutions have said is in the bank, and the bank is in the checkpoint."""
-    method = ECGMatchSettings(neighbours=3, measurements=True, convolutions=True, memory=1.0)
+def test_a_resumed_run_needs_no_trees(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have said is in the bank, and the bank is in the checkpoint."""
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
     optim = Optim(steps=4, labelled_batch=8, unlabelled_batch=16)
     config = tiny(data, tmp_path / "untouched", method, optim=optim, pretrain=optim)
     untouched = run(config)
@@ -120,12 +140,11 @@ def test_a_resumed_run_asks_nobody(data: Path, tmp_path: Path, monkeypatch: pyte
         run(stopped)
     monkeypatch.delenv("ECGMATCH_STOP_AT")
     monkeypatch.setattr("ecgmatch_dist.measurements.trees.ExtraTreesClassifier", None)
-    monkeypatch.setattr("ecgmatch_dist.measurements.convolutions.Ridge", None)
     assert_same_bits(final_state(untouched), final_state(run(stopped)))
 
 
 def _train(rank: int, world: int, data: Path, runs: Path) -> str:
-    method = ECGMatchSettings(neighbours=3, measurements=True, convolutions=True, memory=1.0)
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
     optim = Optim(steps=2, labelled_batch=8, unlabelled_batch=16)
     config = tiny(data, runs, method, optim=optim, pretrain=optim, bank=Bank(shard_group="world"))
     folder = run(config)
@@ -133,7 +152,7 @@ def _train(rank: int, world: int, data: Path, runs: Path) -> str:
 
 
 @pytest.mark.slow
-def test_two_ranks_get_the_same_opinion(data: Path, tmp_path: Path) -> None:
+def test_two_ranks_ask_the_same_trees(data: Path, tmp_path: Path) -> None:
     """The bank's predictions are never changed (memory 1), so they are what the committee has said."""
     texts = [run_processes(world, _train, data, tmp_path / str(world), timeout=120)[0] for world in (1, 2)]
     lines = [[line[21:] for line in text.splitlines() if "second opinion" in line] for text in texts]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecgmatch_dist.config import methods
 from ecgmatch_dist.evaluate import Predictions
-from ecgmatch_dist.measurements.opinion import Advisers, Opinion
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.advised import Advised, AdvisedSettings
 from ecgmatch_dist.methods.base import Method
 from tests.support.method_trainer import STEPS, C, Trainer
@@ -36,7 +36,7 @@ def opinion(trust: bool) -> Opinion:
     truth = np.array([[0, 1] * 3, [1, 0] * 3])[:, :C].astype(np.uint8)
     answers = iter([1 - truth, truth] if trust else [truth, 1 - truth])  # the networks' answer, then the trees'
     return Opinion(
-        lambda: Advisers({"trees": Lead()}),
+        Lead,  # type: ignore[arg-type]
         lambda _: Predictions(truth, next(answers).astype(np.float64), np.zeros((2, 0))),
         lambda _: None,
     )
