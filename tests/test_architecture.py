@@ -2,6 +2,8 @@
 
 import ast
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,22 @@ def test_no_test_file_imports_another() -> None:
             if (node.module or "").startswith("tests")
         ]
         assert not [name for name in names if ".test_" in name], path
+
+
+SLOW_TO_IMPORT = {
+    # What these commands must not import before they need it, in an order in which each list is part of the one before.
+    "data.download": {"aiohttp", "faiss", "matplotlib", "pandas", "scipy", "sklearn", "torch"},
+    "data.splits": {"aiohttp", "faiss", "matplotlib", "scipy.signal", "sklearn.ensemble", "torch"},
+    "launch.status": {"aiohttp", "faiss", "matplotlib", "scipy.signal", "sklearn.ensemble", "torch._dynamo"},
+    "train": {"aiohttp", "faiss", "matplotlib", "scipy.signal", "sklearn.ensemble", "torch._dynamo"},
+    "predict.command": {"aiohttp", "faiss", "matplotlib", "scipy.signal", "sklearn.ensemble", "torch._dynamo"},
+    "report": {"aiohttp", "faiss", "scipy.signal", "sklearn.ensemble", "torch._dynamo"},
+}
+
+
+def test_commands_do_not_import_what_is_slow_and_not_needed() -> None:
+    """The compiler alone takes two seconds, SciPy's signals one and a half: of every command, also of a mistake in it."""
+    code = "import sys\n" + "".join(f"import ecgmatch_dist.{name}; print(*sys.modules)\n" for name in SLOW_TO_IMPORT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for (name, slow), line in zip(SLOW_TO_IMPORT.items(), done.stdout.splitlines(), strict=True):
+        assert not slow & set(line.split()), f"ecgmatch_dist.{name}"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import signal as dsp
 
 from ecgmatch_dist.data.header_limits import LONGEST, MOST_RATE
 from ecgmatch_dist.errors import UserError
@@ -121,6 +120,8 @@ def resampling_ratio(rate: float, target: float) -> Fraction:
 
 def resample(x: Array, rate: float, target: float) -> Array:
     """[12, n] at `rate` -> [12, ceil(n * target / rate)]. The rates need not be integers."""
+    from scipy import signal as dsp  # slow to import, and most commands read what was filtered before
+
     ratio = resampling_ratio(rate, target)
     # padtype="line": with zeros, an offset of the baseline would ring at the ends.
     y: Array = dsp.resample_poly(x, ratio.numerator, ratio.denominator, axis=1, padtype="line")
@@ -155,6 +156,8 @@ def block_filter(settings: Preprocess) -> tuple[NDArray[np.float32], NDArray[np.
     """The Butterworth filter as matrices: from state s [S], a block u [BLOCK] gives y = u A + s B and the next state
     u C + s D. Returns [A C] [BLOCK, BLOCK + S], B [S, BLOCK], D [S, S], the steady state for a constant 1 [S].
     """
+    from scipy import signal as dsp  # as in `resample`
+
     band = (settings.low, settings.high)
     sections = dsp.butter(settings.order, band, "bandpass", fs=settings.rate, output="sos")
     count = len(sections)

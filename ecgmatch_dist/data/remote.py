@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import fsspec
 
 from ecgmatch_dist.data.index import file_sha256, read_dataset
@@ -25,7 +24,6 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.lock import is_free, locked
 
 SCHEMES = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss")
-NETWORK_ERRORS = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
 LARGEST_TABLE = 2**36
 """Bytes of dataset.json or of the table: 64 GiB are some hundred million recordings. A server may never end."""
 SLOWEST, PATIENCE = 1024, 60.0
@@ -49,8 +47,18 @@ def scheme_of(root: str) -> str:
 
 def connection_options(scheme: str) -> dict[str, Any]:
     """For fsspec. By default aiohttp ends every transfer after five minutes."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-    return {"client_kwargs": {"timeout": timeout}} if scheme.startswith("http") else {}
+    if not scheme.startswith("http"):
+        return {}
+    import aiohttp  # slow to import, and most shards lie in a folder
+
+    return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}}
+
+
+def network_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What a transfer may end with, for `except`."""
+    import aiohttp
+
+    return OSError, asyncio.TimeoutError, aiohttp.ClientError, *more
 
 
 def plain_name(name: str, where: object) -> str:
@@ -220,7 +228,7 @@ class RemoteFolder:
                 raise UserError(f"{self.url}: {error} (pip install 'ecgmatch-dist[s3]' for s3://)") from error
             except FileNotFoundError as error:
                 raise NotThere(f"{self.url}/{name}: not found") from error
-            except NETWORK_ERRORS as error:
+            except network_errors() as error:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise UserError(f"{to.parent}: no space left for the cache; make it smaller or move it") from error
                 if attempt == ATTEMPTS:

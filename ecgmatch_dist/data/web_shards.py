@@ -17,7 +17,7 @@ import numpy as np
 import webdataset
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.remote import ATTEMPTS, NETWORK_ERRORS, PAUSE, connection_options, scheme_of
+from ecgmatch_dist.data.remote import ATTEMPTS, PAUSE, connection_options, network_errors, scheme_of
 from ecgmatch_dist.data.tars import tar_samples
 from ecgmatch_dist.errors import UserError
 
@@ -57,7 +57,7 @@ def read_tar(url: str) -> Iterator[Sample]:
             return
         except FileNotFoundError as error:
             raise UserError(f"{url}: no such shard") from error
-        except (*NETWORK_ERRORS, tarfile.TarError, ValueError) as error:
+        except network_errors(tarfile.TarError, ValueError) as error:
             failures += 1
             if not scheme_of(url) or failures == ATTEMPTS:
                 reason = str(error.args[0] if error.args else "") or type(error).__name__

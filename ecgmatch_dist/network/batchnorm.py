@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from ecgmatch_dist.distributed.collectives import Group, all_gather, all_sum_nograd, world
@@ -137,9 +138,9 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or world(self.group) == 1:
             return super().forward(input)
-        return self._over_ranks(input)  # type: ignore[no-any-return]
+        return self._over_ranks(input)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler does not support its kernels
+    @_disable_dynamo  # the compiler does not support its kernels; why not torch.compiler: backbones/base.py
     def _over_ranks(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         assert self.running_mean is not None

@@ -9,8 +9,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from ecgmatch_dist import __version__
 from ecgmatch_dist.files.strict import check_format, convert, read_object
 
@@ -49,6 +47,8 @@ class Environment:
 
 def describe_environment(world_size: int) -> Environment:
     """The environment of this process."""
+    import torch  # slow to import, and `read_environment` needs nothing of it
+
     packages = {}
     for name in PACKAGES:
         try:

@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
@@ -21,6 +20,9 @@ from ecgmatch_dist.record.board import Board
 from ecgmatch_dist.record.metrics_file import NAME, format_line, lines_until
 from ecgmatch_dist.recovery.generations import Fence
 from ecgmatch_dist.terminal.waiting import make_bar, time_left
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINE_EVERY = 20.0  # seconds between two lines of steps where there is no terminal
 T = TypeVar("T")
@@ -149,8 +151,10 @@ def memory_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def draw_signals(signals: dict[str, Tensor]) -> Figure:
+def draw_signals(signals: dict[str, Tensor]) -> "Figure":
     """Leads II and V2 of the first recording in each view [b, 12, T]."""
+    from matplotlib.figure import Figure  # slow to import, and only rank 0 draws
+
     figure = Figure(figsize=(10, 1.6 * len(signals)), layout="constrained")
     for axis, (name, x) in zip(figure.subplots(len(signals), 1, squeeze=False)[:, 0], signals.items(), strict=True):
         signal = x[0].float().cpu().numpy()
@@ -161,8 +165,10 @@ def draw_signals(signals: dict[str, Tensor]) -> Figure:
     return figure
 
 
-def draw_matrices(classes: list[str], matrices: dict[str, Tensor]) -> Figure:
+def draw_matrices(classes: list[str], matrices: dict[str, Tensor]) -> "Figure":
     """Matrices [C, C] side by side."""
+    from matplotlib.figure import Figure  # as above
+
     figure = Figure(figsize=(4 * len(matrices), 3.6), layout="constrained")
     for axis, (name, matrix) in zip(figure.subplots(1, len(matrices), squeeze=False)[0], matrices.items(), strict=True):
         values = matrix.float().cpu().numpy()
