@@ -1,7 +1,6 @@
 """One of four ranks dies, freezes, stalls or fails in the middle of a step: the other three end in time and report it."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -27,7 +26,7 @@ from ecgmatch_dist.recovery import heartbeat
 from ecgmatch_dist.recovery.generations import Fence
 from ecgmatch_dist.recovery.heartbeat import LOST, Heartbeat
 from ecgmatch_dist.train import train
-from tests.support.ranks import free_port
+from tests.support.ranks import fork_server, free_port
 from tests.support.training import command, tiny, wait_for_step
 
 WORLD, CULPRIT, STEP, TIMEOUT = 4, 2, 4, 10.0
@@ -89,8 +88,7 @@ def test_the_others_end_and_name_the_rank_the_step_and_the_collective(
 ) -> None:
     runtime = Runtime(device="cpu", threads=1, readers=1, timeout_minutes=TIMEOUT / 60)
     config = replace(tiny(data, tmp_path / "runs", runtime=runtime), init="scratch")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    context = fork_server()
     port = free_port()
     ranks = [context.Process(target=_rank, args=(r, port, config, tmp_path, way)) for r in range(WORLD)]
     for process in ranks:
@@ -152,8 +150,7 @@ def _rank_like_nccl(rank: int, port: str, config: Config, out: Path) -> None:
 def test_an_error_of_its_own_ends_a_rank_at_once_and_the_others_within_seconds(data: Path, tmp_path: Path) -> None:
     runtime = Runtime(device="cpu", threads=1, readers=1, timeout_minutes=2.0)
     config = replace(tiny(data, tmp_path / "runs", runtime=runtime), init="scratch")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    context = fork_server()
     port = free_port()
     ranks = [context.Process(target=_rank_like_nccl, args=(r, port, config, tmp_path)) for r in range(WORLD)]
     for process in ranks:
@@ -258,8 +255,7 @@ def test_a_rank_that_cannot_start_is_not_taken_for_a_lost_one(data: Path, tmp_pa
     """The job script requeues a job that lost a rank. This error would only be repeated."""
     runtime = Runtime(device="cpu", threads=1, readers=1, timeout_minutes=TIMEOUT / 60)
     config = replace(tiny(data, tmp_path / "runs", runtime=runtime), init="scratch")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    context = fork_server()
     port = free_port()
     ranks = [context.Process(target=_job, args=(r, port, config, tmp_path, where)) for r in range(2)]
     for process in ranks:

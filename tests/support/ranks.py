@@ -20,6 +20,15 @@ import torch.testing._internal.distributed.multi_threaded_pg
 
 c10d: Any = torch._C._distributed_c10d
 threaded: Any = torch.testing._internal.distributed.multi_threaded_pg
+PRELOADED = [
+    # All that a training imports, sooner or later, and what modules of tests import.
+    "tests.support.training",
+    "torch._dynamo",
+    "torch.testing._internal.distributed.multi_threaded_pg",
+    "matplotlib.backends.backend_agg",
+    "pytest",
+    "hypothesis",
+]
 
 
 def run_threads(world: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
@@ -86,14 +95,22 @@ def _process(rank: int, world: int, folder: Path, fn: Callable[..., Any], args: 
     (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
 
 
+def fork_server() -> Any:
+    """The context of processes that start in a fraction of a second: a server has imported what is slow, and forks.
+
+    The first process of a test worker starts the server; what it imports can no longer be changed then.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 def run_processes(world: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
     """Results of fn(rank, world, *args) in rank order; each rank is a process with gloo over a file store.
 
-    fn must be at the top level of a module; its arguments and result are pickled. A fork server has imported slow modules, so
-    that a rank starts in a fraction of a second. The first rank that fails ends the others.
+    fn must be at the top level of a module; its arguments and result are pickled. The first rank that fails ends the others.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "sklearn.metrics", "webdataset"])
+    context = fork_server()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [
