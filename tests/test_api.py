@@ -1,5 +1,6 @@
 """The Python API: names without torch, functions that do what the commands do."""
 
+import importlib
 import subprocess
 import sys
 from importlib.metadata import files
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ecgmatch_dist as em
+from ecgmatch_dist.errors import UserError
 
 
 def test_the_names_are_there_without_torch() -> None:
@@ -16,15 +18,20 @@ def test_the_names_are_there_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("first", ["", "import ecgmatch_dist.train; "])
-def test_train_is_a_function_whatever_was_imported_before(first: str, tmp_path: Path) -> None:
+def test_train_is_a_function_before_and_after_its_first_call(tmp_path: Path) -> None:
     """The module ecgmatch_dist.train takes the name of the function once it is imported: it can be called, too."""
-    code = f"{first}import ecgmatch_dist as em; c = em.Config(split='{tmp_path}/none.json'); "
+    code = f"import ecgmatch_dist as em; c = em.Config(split='{tmp_path}/none.json'); "
     for _ in range(2):
         code += "\ntry: em.train(c)\nexcept Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("UserError") == 2, done.stdout
     assert done.stdout.count("none.json: not found") == 2
+
+
+def test_train_is_a_function_after_its_module_was_imported(tmp_path: Path) -> None:
+    importlib.import_module("ecgmatch_dist.train")
+    with pytest.raises(UserError, match=r"none\.json: not found"):
+        em.train(em.Config(split=tmp_path / "none.json"))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
