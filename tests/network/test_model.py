@@ -126,3 +126,19 @@ def test_double_precision_and_meta():
     meta = build_model(5, SMALL, 0).to("meta")
     out = meta(torch.empty(3, LEADS, 128, device="meta"), keyed.row_keys(0, 0, 0, torch.arange(3, device="meta")))
     assert out.logits.shape == (3, 5)
+
+
+def test_keyed_dropout_is_never_compiled():
+    """Its integers overflow, which is undefined in the compiler's C++ code. What stands around it is compiled."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    def forward(x, keys):
+        return keyed_dropout(x.sin(), keys, 0.5).cos()
+
+    x, keys = torch.randn(4, 8), keys_of(range(4))
+    assert torch.equal(torch.compile(forward, backend=keep)(x, keys), forward(x, keys))
+    assert graphs == [["sin"], ["cos"]]
