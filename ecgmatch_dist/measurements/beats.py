@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
-from scipy.signal import find_peaks
 
 Floats = NDArray[np.float32]
 
@@ -36,6 +35,8 @@ class Beats:
 
 def find_beats(x: Floats) -> Beats:
     """x [V, T], at least S samples long."""
+    from scipy.signal import find_peaks  # slow to import, and few runs measure beats
+
     steps = np.diff(x, axis=1, prepend=x[:, :1])
     slope = np.sqrt(uniform_filter1d((steps**2).sum(0), 9))
     found, _ = find_peaks(slope, distance=REFRACTORY, height=0.35 * np.percentile(slope, 97))

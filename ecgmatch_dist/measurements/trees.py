@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import ExtraTreesClassifier
 
 from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.data.store import ShardStore
@@ -51,6 +50,8 @@ class MeasurementTrees:
 
 def grow(rows: NDArray[np.float32], labels: NDArray[np.uint8], seed: int, threads: int = 1) -> Forests:
     """Forests fitted to measurements [n, F] with labels [n, C] in {0, 1, UNKNOWN}."""
+    from sklearn.ensemble import ExtraTreesClassifier  # slow to import, and few runs ask trees
+
     parts: list[Forests] = []
     for column in labels.T:
         looked = column != UNKNOWN  # where nobody has looked for the class, the recording does not count

@@ -1,7 +1,7 @@
 """Methods that guess pseudo-labels by a network, and can ask trees on ECG measurements beside it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,13 +9,11 @@ from torch import Tensor
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.config.roles import added
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.base import Method, Task
 from ecgmatch_dist.methods.row_state import RowState
 from ecgmatch_dist.methods.views import Pass
 from ecgmatch_dist.network.student import Student
-
-if TYPE_CHECKING:  # scikit-learn and SciPy are slow to import, and few runs ask trees
-    from ecgmatch_dist.measurements.opinion import Opinion
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Advised(Method[Settings]):
             self.trees = RowState(task.rows, task.classes, 0.0, task.labels.dtype, task.device)
         self.share = task.labels.new_zeros(1)
 
-    def set_opinion(self, opinion: "Opinion") -> None:
+    def set_opinion(self, opinion: Opinion) -> None:
         self.opinion = opinion
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:

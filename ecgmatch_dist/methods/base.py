@@ -26,7 +26,7 @@ Shapes: B labelled rows, U unlabelled rows (this rank's share of the global batc
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -35,12 +35,10 @@ from torch import Tensor, nn
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
-
-if TYPE_CHECKING:  # scikit-learn and SciPy are slow to import, and few runs ask trees
-    from ecgmatch_dist.measurements.opinion import Opinion
 
 Settings = TypeVar("Settings", bound=MethodSettings)
 Arrays = dict[str, NDArray[Any]]
@@ -135,7 +133,7 @@ class Method(Generic[Settings]):
         """Called once, before the first step, with the other supervised runs that this one starts from. The first of them is
         not included: the student has its weights."""
 
-    def set_opinion(self, opinion: "Opinion") -> None:
+    def set_opinion(self, opinion: Opinion) -> None:
         """Called once, before the first step, if the settings ask for it: the opinion of trees on ECG measurements."""
 
     # Checkpoint

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +20,13 @@ from ecgmatch_dist.losses import (
     pseudo_labels,
     total,
 )
+from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.methods.advised import AdvisedSettings
 from ecgmatch_dist.methods.base import Arrays, BankOptions, Images, Method, Task
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.network.backbones.base import Output
 from ecgmatch_dist.network.student import Student
 from ecgmatch_dist.network.teacher import Teacher
-
-if TYPE_CHECKING:  # scikit-learn and SciPy are slow to import, and few runs ask trees
-    from ecgmatch_dist.measurements.opinion import Opinion
 
 MAPPED = 2000  # rows in the report's map of features
 
@@ -85,7 +83,7 @@ class ECGMatch(Method[ECGMatchSettings], settings=ECGMatchSettings):
     def set_committee(self, members: Sequence[Teacher]) -> None:
         self.committee = list(members)
 
-    def set_opinion(self, opinion: "Opinion") -> None:
+    def set_opinion(self, opinion: Opinion) -> None:
         self.opinion = opinion
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:

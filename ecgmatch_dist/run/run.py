@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -21,6 +20,8 @@ from ecgmatch_dist.distributed.session import Ranks, to_device
 from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner
+from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.trees import fit_trees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -34,9 +35,6 @@ from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.dcp import Rows
 from ecgmatch_dist.recovery.finite import FiniteCheck, named
 from ecgmatch_dist.run.parts import Parts
-
-if TYPE_CHECKING:
-    from ecgmatch_dist.measurements.opinion import Opinion
 
 
 @dataclass
@@ -190,10 +188,8 @@ class Run:
         labels = self.parts.labels[part][:limit]
         return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
-    def second_opinion(self) -> "Opinion":
+    def second_opinion(self) -> Opinion:
         """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
-        from ecgmatch_dist.measurements.opinion import Opinion
-        from ecgmatch_dist.measurements.trees import fit_trees
 
         def validate(model: torch.nn.Module) -> Predictions:
             labels = self.parts.labels["validation"]

@@ -139,7 +139,7 @@ def test_a_resumed_run_needs_no_trees(data: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(Stopped):
         run(stopped)
     monkeypatch.delenv("ECGMATCH_STOP_AT")
-    monkeypatch.setattr("ecgmatch_dist.measurements.trees.ExtraTreesClassifier", None)
+    monkeypatch.setattr("sklearn.ensemble.ExtraTreesClassifier", None)
     assert_same_bits(final_state(untouched), final_state(run(stopped)))
 
 
