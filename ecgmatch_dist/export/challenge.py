@@ -7,6 +7,7 @@ SNOMED CT codes, several joined by `|`, as the Challenge's own scorer writes cla
 
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
@@ -23,7 +24,7 @@ from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.predict.model import Predictor
 
 SCALE = re.compile(r"(?P<gain>[-+.\deE]+)?(?:\((?P<baseline>-?\d+)\))?(?:/(?P<unit>\S+))?")
-DOCKERFILE = """FROM python:3.11-slim
+DOCKERFILE = """FROM python:{python}-slim
 RUN mkdir /physionet
 COPY ./ /physionet
 WORKDIR /physionet
@@ -71,7 +72,8 @@ def write_entry(to: Path, model_folder: Path) -> None:
     shutil.copytree(package, to / "ecgmatch_dist", ignore=shutil.ignore_patterns("__pycache__", "_recipes"))
     write_text(to / "team_code.py", (files("ecgmatch_dist.export") / "team_code.py.txt").read_text(encoding="utf-8"))
     write_text(to / "requirements.txt", "".join(f"{line}\n" for line in needed()))
-    write_text(to / "Dockerfile", DOCKERFILE)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # the versions in requirements.txt are for this one
+    write_text(to / "Dockerfile", DOCKERFILE.format(python=python))
 
 
 def needed() -> list[str]:

@@ -20,6 +20,7 @@ from scipy.io import loadmat
 from team_code import load_model, run_model, training_code
 import ecgmatch_dist
 training_code(None, "trained")
+training_code(None, "model")  # as in `python train_model.py training_data model`
 out = {"package": ecgmatch_dist.__file__}
 for header in map(Path, sys.argv[1:]):
     text = header.read_text()
@@ -42,6 +43,7 @@ def test_the_entry(tmp_path: Path, shared_data: Path) -> None:
     needs = (entry / "requirements.txt").read_text().split()
     assert all("==" in line for line in needs)
     assert {"torch", "wfdb"} <= {line.partition("==")[0] for line in needs}
+    assert (entry / "Dockerfile").read_text().startswith(f"FROM python:{sys.version_info[0]}.{sys.version_info[1]}-slim\n")
     headers = [next((shared_data / "wfdb500" / name / "g1").glob("*.hea")) for name in ("georgia", "chapman_shaoxing")]
     headers.append(shared_data / "wfdb500/odd/S0001.hea")
     done = subprocess.run(
