@@ -12,7 +12,7 @@ from ecgmatch_dist.data.formats.recording import RecordRef
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import checksum
 from ecgmatch_dist.files.plain import plain_line, plain_markup
-from ecgmatch_dist.predict.files import find_files
+from ecgmatch_dist.predict.files import SILENT, find_files
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.page import Pages
@@ -80,7 +80,9 @@ def main(
         print(f"pages: {show.finish()}")
     if failed:
         reasons = f"; the reasons are in {out}" if out else ""
-        raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}")
+        silent = any(ref.path.suffix.lower() in SILENT for ref in refs) and not (rate and unit and leads)
+        remedy = "; what CSV and NPY files do not say: --rate 500 --unit mV --leads 'I II V1'" if silent else ""
+        raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}{remedy}")
 
 
 def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, workers: int, show: Pages | None) -> int:

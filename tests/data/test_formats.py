@@ -173,7 +173,15 @@ def test_lead_map(tmp_path: Path, x: np.ndarray) -> None:
 def test_what_a_file_does_not_say_is_asked_for(tmp_path: Path, x: np.ndarray) -> None:
     as_npy(tmp_path / "a.npy", x)
     path = tmp_path / "a.npy"
-    assert "leads = [" in refused(lambda: read(path))
+    everything = refused(lambda: read(path))
+    assert everything.startswith(
+        "leads: the file does not name its 12 leads or say its sampling rate or say its unit; name them ("
+    )
+    assert everything.endswith('"V6"], rate = 500, unit = "mV" or "uV")')
+    (tmp_path / "b.csv").write_text("\n".join(["time,I,II", *(f"{i / 100},{i},{-i}" for i in range(9))]))
+    assert refused(lambda: read(tmp_path / "b.csv")) == (
+        'units: the file does not say its unit; name it (unit = "mV" or "uV")'
+    )
     assert 'unit = "mV"' in refused(lambda: read(path, leads=LEADS))
     assert "rate = 500" in refused(lambda: read(path, leads=LEADS, unit="uV"))
     assert "`leads` names 8" in refused(lambda: read(path, leads=LEADS[:8], unit="uV", rate=500))

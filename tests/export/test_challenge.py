@@ -43,7 +43,9 @@ def test_the_entry(tmp_path: Path, shared_data: Path) -> None:
     needs = (entry / "requirements.txt").read_text().split()
     assert all("==" in line for line in needs)
     assert {"torch", "wfdb"} <= {line.partition("==")[0] for line in needs}
-    assert (entry / "Dockerfile").read_text().startswith(f"FROM python:{sys.version_info[0]}.{sys.version_info[1]}-slim\n")
+    assert (
+        (entry / "Dockerfile").read_text().startswith(f"FROM python:{sys.version_info[0]}.{sys.version_info[1]}-slim\n")
+    )
     headers = [next((shared_data / "wfdb500" / name / "g1").glob("*.hea")) for name in ("georgia", "chapman_shaoxing")]
     headers.append(shared_data / "wfdb500/odd/S0001.hea")
     done = subprocess.run(

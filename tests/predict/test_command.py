@@ -148,7 +148,9 @@ def test_what_is_printed(run: Path, folder: Path, capsys: pytest.CaptureFixture[
 def test_arrays_in_files(run: Path, tmp_path: Path) -> None:
     """CSV and NPY ask for what they do not say."""
     np.save(tmp_path / "x.npy", ecg())
-    with pytest.raises(UserError, match="1 of 1"):
+    with pytest.raises(
+        UserError, match=r"^1 of 1 .*asked.csv; what CSV and NPY files do not say: --rate 500 --unit mV"
+    ):
         command.main(run, (str(tmp_path / "x.npy"),), out=tmp_path / "asked.csv")
     assert "does not name its 12 leads" in read_csv(tmp_path / "asked.csv")["x.npy"]["error"]
     leads = "I,II,III,aVR,aVL,aVF,V1,V2,V3,V4,V5,V6"

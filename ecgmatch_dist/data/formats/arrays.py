@@ -1,7 +1,5 @@
 """Plain arrays, and NPY files of them: rate, unit and lead names must be named."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,31 +24,28 @@ def tracing_of(array: NDArray[np.generic], layout: Layout) -> Tracing:
         array = np.squeeze(array)
     if array.ndim != 2 or array.dtype.kind not in "iuf" or 0 in array.shape:
         raise Rejected("layout", f"an array of {array.dtype} {list(array.shape)} instead of numbers [leads, samples]")
-    leads = needed_leads(layout, min(array.shape))
-    count = len(leads)
+    ask(layout, min(array.shape))
+    count = len(layout.leads)
     if count not in array.shape or array.shape[0] == array.shape[1]:
         raise Rejected("layout", f"an array {list(array.shape)}, but `leads` names {count}")
     signal = (array if array.shape[0] == count else array.T).astype(np.float32)
-    return Tracing(signal, leads, [needed_unit(layout)] * count, needed_rate(layout))
+    return Tracing(signal, layout.leads, [layout.unit] * count, layout.rate or 0)
 
 
-def needed_rate(layout: Layout, found: float | None = None) -> float:
-    """The file's rate, or the named one."""
-    rate = found or layout.rate
-    if not rate:
-        raise Rejected("rate", "the file does not say its sampling rate; name it (rate = 500)")
-    return rate
+def ask(layout: Layout, leads: int = 0, said: str = "", *, rate: bool = True, unit: bool = True) -> None:
+    """Raise Rejected if something is said neither by the file nor by the layout: all of it at once.
 
-
-def needed_unit(layout: Layout) -> str:
-    if not layout.unit:
-        raise Rejected("units", 'the file does not say its unit; name it (unit = "mV" or "uV")')
-    return layout.unit
-
-
-def needed_leads(layout: Layout, count: int, said: str = "") -> Sequence[str]:
-    if not layout.leads:
-        raise Rejected(
-            "leads", f"the file does not name its {count} leads{said}; name them in their order (leads = [{EXAMPLE}])"
+    `leads`: how many the file does not name (`said`: what it says instead); `rate`, `unit`: whether the file lacks them."""
+    missing = [
+        (kind, what, example)
+        for kind, lacks, what, example in (
+            ("leads", leads and not layout.leads, f"name its {leads} leads{said}", f"leads = [{EXAMPLE}]"),
+            ("rate", rate and not layout.rate, "say its sampling rate", "rate = 500"),
+            ("units", unit and not layout.unit, "say its unit", 'unit = "mV" or "uV"'),
         )
-    return layout.leads
+        if lacks
+    ]
+    if missing:
+        kinds, whats, examples = zip(*missing, strict=True)
+        name = "name it" if len(missing) == 1 and not leads else "name them"
+        raise Rejected(kinds[0], f"the file does not {' or '.join(whats)}; {name} ({', '.join(examples)})")

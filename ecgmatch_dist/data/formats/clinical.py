@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ecgmatch_dist.data.formats.arrays import ask
 from ecgmatch_dist.data.formats.libraries import library
 from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
 
@@ -35,15 +36,14 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
     lengths, rates = {len(lead.samples) for lead in leads}, {float(lead.sampling_rate) for lead in leads}
     if len(lengths) > 1 or len(rates) > 1:
         raise Rejected("layout", f"leads of different lengths or rates: {sorted(lengths)} samples, {sorted(rates)} Hz")
-    rate = rates.pop() or layout.rate
-    if not rate:
-        raise Rejected("rate", "the file does not say its sampling rate; name it (rate = 500)")
+    rate = rates.pop()
+    ask(layout, rate=not rate, unit=all(lead.is_raw for lead in leads))
     patient = record.patient
     return Tracing(
         np.stack([lead.samples for lead in leads]),
         [str(lead.label) for lead in leads],
         [layout.unit if lead.is_raw else str(lead.units) for lead in leads],  # raw: the file does not say its unit
-        rate,
+        rate or layout.rate or 0,
         patient=str(patient.patient_id or ""),
         age="" if patient.age is None else f"{patient.age}",
         sex={"F": "Female", "M": "Male"}.get(patient.sex, ""),

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ecgmatch_dist.data.formats.arrays import needed_leads, needed_rate, needed_unit, tracing_of
+from ecgmatch_dist.data.formats.arrays import ask, tracing_of
 from ecgmatch_dist.data.formats.leads import places
 from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
 
@@ -78,12 +78,14 @@ def _from_columns(header: list[str], values: NDArray[np.float64], layout: Layout
             names.append(name)
             units.append(unit[1] if unit else "")
             kept.append(place)
-    if len(places(names, layout.lead_map)) < 2:  # these are no names of leads
-        names = list(needed_leads(layout, len(kept), f" ({', '.join(names[:12])})"))
+    nameless = len(places(names, layout.lead_map)) < 2  # these are no names of leads
+    said = f" ({', '.join(names[:12])})"
+    ask(layout, len(kept) if nameless else 0, said, rate=not rate, unit=not all(units))
+    if nameless:
+        names = list(layout.leads)
         if len(names) != len(kept):
             raise Rejected("layout", f"{len(kept)} columns of numbers, but `leads` names {len(names)}")
-    units = [unit or needed_unit(layout) for unit in units]
-    return Tracing(values[:, kept].T, names, units, needed_rate(layout, rate))
+    return Tracing(values[:, kept].T, names, [unit or layout.unit for unit in units], rate or layout.rate or 0)
 
 
 def _rate(seconds: NDArray[np.float64]) -> float | None:
