@@ -18,7 +18,7 @@ from ecgmatch_dist.export.onnx_file import check_onnx, check_signals, write_onnx
 from ecgmatch_dist.export.ort_web import PACKAGE, VERSION, OrtWeb
 from ecgmatch_dist.files.atomic import write_text
 from ecgmatch_dist.predict.flags import NOTES, WORDS
-from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.model import ALONE, Predictor
 from ecgmatch_dist.predict.prepare import LONGEST
 
 TEMPLATES = Environment(loader=PackageLoader("ecgmatch_dist.export.browser", "."), autoescape=True)
@@ -65,7 +65,7 @@ def _about(model: Predictor) -> dict[str, Any]:
     ]
     settings = model.inputs.preprocess
     inputs = {"rate": settings.rate, "length": settings.length, "padFirst": settings.sequence[0] == "pad"}
-    return {**inputs, "longest": LONGEST, "classes": classes, "words": WORDS, "notes": NOTES}
+    return {**inputs, "longest": LONGEST, "classes": classes, "words": WORDS, "notes": NOTES, "alone": ALONE}
 
 
 def _script(runtime: OrtWeb) -> str:

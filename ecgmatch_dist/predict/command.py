@@ -124,7 +124,7 @@ def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
         words = "likely" * (name in answer.likely) or "possible" * (name in answer.predicted)
         numbers = (answer.calibrated[name], answer.probabilities[name], answer.thresholds[name])
         out.add_row(plain_markup(full), *(f"{number:.3f}" for number in numbers), words)
-    lines = [text for text, _ in sentences(answer.flags)]
+    lines = [text for text in (model.gave_way(answer), *(words for words, _ in sentences(answer.flags))) if text]
     if answer.nearest:
         alike = (f"{c.id} ({', '.join(c.classes) or 'no class'}, {c.similarity:.2f})" for c in answer.nearest)
         lines.append(f"most like {'; '.join(alike)}")

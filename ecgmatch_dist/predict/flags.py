@@ -22,10 +22,12 @@ NOTES = ("derived", "windows", "cropped", "resampled")
 
 
 def sentences(flags: Iterable[str]) -> list[tuple[str, bool]]:
-    """One sentence per kind of flag, and whether it is a warning."""
+    """One sentence per kind of flag, and whether it is a warning. That a missing lead is flat goes without saying."""
+    flags = list(flags)
     leads: dict[str, list[str]] = {}
     for flag in flags:
         kind, _, of = flag.partition(":")
-        leads.setdefault(kind, []).append(of)
+        if kind != "flat" or f"missing:{of}" not in flags:
+            leads.setdefault(kind, []).append(of)
     found = [(WORDS.get(kind, f"{kind} {{}}").format(", ".join(of)), kind not in NOTES) for kind, of in leads.items()]
     return [(text, warning) for text, warning in found if text]

@@ -29,6 +29,9 @@ from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.record.calibration import read_calibration
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
+ALONE = (
+    "{} reaches its threshold, too. It stands alone by the label rule: it is not named beside another class that does."
+)
 Floats = NDArray[np.floating[Any]]
 Signal = NDArray[Any] | Sequence[Sequence[float]]
 
@@ -51,10 +54,11 @@ class Predictor:
         only: bool = True,
     ) -> None:
         self.folder, self.name = model_folder(folder)
-        exported = self.folder / "model.safetensors"  # by `ecgmatch export`: without known cases, with its label scheme
-        self.weights = exported if exported.is_file() else self.folder / "best.safetensors"
+        own = self.folder / "model.safetensors"  # by `ecgmatch export`: without known cases, with its label scheme
+        self.exported = own.is_file()
+        self.weights = own if self.exported else self.folder / "best.safetensors"
         state, self.notes = load_weights(self.weights)
-        self.scheme = load_scheme(str(self.folder / "labels.toml") if exported.is_file() else self.notes.scheme)
+        self.scheme = load_scheme(str(self.folder / "labels.toml") if self.exported else self.notes.scheme)
         self.classes, self.thresholds = list(self.notes.classes), np.array(self.notes.thresholds)
         self.calibration = read_calibration(self.folder, len(self.classes))
         self.inputs = Inputs(self.notes.preprocess, self.notes.crop)
@@ -68,7 +72,7 @@ class Predictor:
             raise UserError(f"{self.weights}: the weights do not fit its settings ({first}); {REMEDY}") from None
         if batch < 1 or nearest < 0:
             raise UserError(f"batch = {batch}, nearest = {nearest}: at least 1, and at least 0")
-        self.batch, self.count, self.only = batch, 0 if exported.is_file() else nearest, only
+        self.batch, self.count, self.only = batch, 0 if self.exported else nearest, only
 
     @cached_property
     def cases(self) -> KnownCases:
@@ -152,6 +156,14 @@ class Predictor:
         names = [name for name, hit in zip(self.classes, reached, strict=True) if hit]
         alone = None if self.scheme.normal is None else self.scheme.short[self.scheme.normal]
         return tuple(name for name in names if not (self.only and name == alone and len(names) > 1))
+
+    def gave_way(self, answer: Prediction) -> str:
+        """Why a class that reaches its threshold is not in the answer, a sentence; empty: there is none."""
+        for name, full in zip(self.classes, self.scheme.classes, strict=True):
+            reached = answer.probabilities[name] >= answer.thresholds[name]
+            if reached and name not in (*answer.predicted, *answer.likely):
+                return ALONE.format(full)
+        return ""
 
     def _prepare(self, signal: Signal, rate: float, leads: Sequence[str], unit: str, record: str) -> Prepared:
         try:

@@ -107,6 +107,8 @@ def render(
         own=Markup(own.svg(f"{name} as the model sees it")),
         cases=[(case, case_names(model, case), case_picture(case, known, rate)) for case in prediction.nearest],
         why_not=known.why_not,
+        exported=model.exported,
+        gave_way=model.gave_way(prediction),
         seconds=total,
         longer=total > SECONDS + 0.5,
         rate=recording.rate,

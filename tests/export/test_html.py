@@ -60,6 +60,7 @@ def answers(browser: Browser, files: list[Path], count: int) -> list[Any]:
         text = browser.evaluate(f"{items}[{number}].innerText")
         if browser.evaluate(f"{items}[{number}].querySelector('strong') !== null"):
             browser.evaluate(f"{items}[{number}].querySelector('button').click()")
+            text += browser.evaluate("document.getElementById('page').innerText")
             found.append((text, {short: numbers for short, *numbers in json.loads(browser.evaluate(READ))}))
         else:
             found.append((text, None))
@@ -79,7 +80,7 @@ def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
     model = em.load("chapman_ptbxl", "cpu")
     write_page(tmp_path / "model.html", model, runtime)
     originals = shared_data / "wfdb500"
-    headers = [next((originals / name / "g1").glob("*.hea")) for name in DATABASES] + [
+    headers = [min((originals / name / "g1").glob("*.hea")) for name in DATABASES] + [
         *(originals / "odd").glob("*.hea")
     ]
     headers.append(write_record(tmp_path / "short", "short", ecg(4, 250), 250))
@@ -102,11 +103,13 @@ def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
             if expected.error:
                 assert expected.error in text
                 continue
+            assert model.gave_way(expected) in text
             for name, (probability, calibrated) in numbers.items():
                 worst = max(
                     worst, abs(probability - expected.probabilities[name]), abs(calibrated - expected.calibrated[name])
                 )
         assert 0 < worst < 1e-4
+        assert any(model.gave_way(answer) for answer in model.predict_files(headers) if not answer.error)
         (text, numbers), (refused, _) = answers(browser, [tmp_path / "x.csv", tmp_path / "<b>.jpg"], 2)
         assert "does not say its sampling rate" in text
         assert "this page reads WFDB" in refused

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ecgmatch_dist.export import command as export
 from ecgmatch_dist.predict import command
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.influence import influence
@@ -67,7 +68,19 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     assert "F2" in page
     assert "set low so that few cases are missed (possible). Dashed mark: 50 % (likely)." in page
     assert 'data-mark="CD"' in page
+    assert "Normal Signals reaches its threshold, too. It stands alone by the label rule" in page  # and CD was named
+    assert "passed on without" not in page
     assert "Not a medical device" in (tmp_path / "pages" / "index.html").read_text()
+
+
+def test_a_model_without_known_cases_says_so(run: Path, tmp_path: Path) -> None:
+    export.main(run, to=tmp_path / "model", onnx=False)
+    record = write_record(tmp_path, "N1", ecg())
+    command.main(tmp_path / "model", (str(record),), pages=tmp_path / "pages")
+    page = (tmp_path / "pages" / "N1.html").read_text()
+    assert "None: this model was passed on without the recordings that it learned from" in page
+    command.main(run, (str(record),), pages=tmp_path / "none", nearest=0)
+    assert "nearest known cases" not in (tmp_path / "none" / "N1.html").read_text()  # as was asked
 
 
 def test_pictures_of_known_cases(tmp_path: Path) -> None:
@@ -129,6 +142,8 @@ def test_flags_in_words() -> None:
     assert found["No signal in V1, V2: constant."]
     assert not found["III computed from I and II, which is exact."]
     assert len(found) == 3
+    missing = [text for text, _ in sentences(["missing:V3", "flat:V3", "flat:V4"])]
+    assert missing[1:] == ["No signal in V4: constant."]
 
 
 def test_real_originals(run: Path, shared_data: Path) -> None:

@@ -43,7 +43,10 @@ async function answer(session, recording) {
 
 function sentences(flags) {
   const kinds = new Map();
-  for (const flag of flags) { const [kind, of = ""] = flag.split(":"); kinds.set(kind, [...(kinds.get(kind) ?? []), of]); }
+  for (const flag of flags) {
+    const [kind, of = ""] = flag.split(":");
+    if (kind !== "flat" || !flags.includes(`missing:${of}`)) kinds.set(kind, [...(kinds.get(kind) ?? []), of]);
+  }
   return [...kinds].map(([kind, of]) => [(model.words[kind] ?? kind).replace("{}", of.join(", ")), !model.notes.includes(kind)]).filter(([text]) => text);
 }
 
@@ -77,7 +80,9 @@ function show(button, recording, { rows, flags }) {
     say(line, "td", `${(100 * row.calibrated).toFixed(0)} %`, "number");
     say(line, "td", row.likely ? "likely" : row.predicted ? "possible" : "no", "verdict");
   }
-  say(page, "p", "Solid mark: the alarm threshold, set low so that few cases are missed (possible). Dashed mark: 50 % (likely).", "soft");
+  const back = rows.find(row => row.probability >= row.threshold && !row.predicted && !row.likely);
+  const why = back ? ` ${model.alone.replace("{}", back.name)}` : "";
+  say(page, "p", `Solid mark: the alarm threshold, set low so that few cases are missed (possible). Dashed mark: 50 % (likely).${why}`, "soft");
   say(page, "div", "", "scroll").innerHTML = drawPaper(recording);  // numbers alone: no text of a file is in it
   say(page, "p", `Offsets of the baseline were removed.${seconds > 10.5 ? ` The first ten seconds are shown; the answer uses all ${seconds.toFixed(0)}.` : ""}`, "soft");
 }

@@ -30,6 +30,7 @@ function drawPaper({ leads, rate }) {
       pen = true;
     }
     traces += `<path d="${d}"/>`;
+    if (from > 0) traces += `<path d="M${LEFT + from * SPEED} ${baseline(row) - 3}v6"/>`;
     words += `<text x="${LEFT + from * SPEED + 1}" y="${baseline(row) - 11}" class="lead">${LEADS[v]}</text>`;
   }
   for (let row = 0; row < 4; row++) traces += `<path d="M2 ${baseline(row)}h2v${-gain}h${0.2 * SPEED}v${gain}h2"/>`;
