@@ -80,8 +80,9 @@ def main(
         print(f"pages: {show.finish()}")
     if failed:
         reasons = f"; the reasons are in {out}" if out else ""
-        silent = any(ref.path.suffix.lower() in SILENT for ref in refs) and not (rate and unit and leads)
-        remedy = "; what CSV and NPY files do not say: --rate 500 --unit mV --leads 'I II V1'" if silent else ""
+        silent = any(ref.item is not None or ref.path.suffix.lower() in SILENT for ref in refs)
+        silent &= not (rate and unit and leads)
+        remedy = "; what CSV, NPY and HDF5 files do not say: --rate 500 --unit mV --leads 'I II V1'" if silent else ""
         raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}{remedy}")
 
 

@@ -158,6 +158,11 @@ def test_leads_that_are_missing(x: np.ndarray) -> None:
 def test_a_wrong_unit_is_told(x: np.ndarray) -> None:
     assert from_array(1000 * x, rate=RATE, unit="mV", leads=LEADS).flags == ("unit?",)
     assert from_array(x, rate=RATE, unit="uV", leads=LEADS).flags == ("unit?",)
+    damaged = x.copy()
+    damaged[3, 7] = 1e37
+    assert refused(lambda: from_array(damaged, rate=RATE, unit="mV", leads=LEADS)) == (
+        "no signal: values up to 1e+37 mV: the file is damaged"
+    )
 
 
 def test_lead_map(tmp_path: Path, x: np.ndarray) -> None:

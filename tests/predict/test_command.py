@@ -149,7 +149,7 @@ def test_arrays_in_files(run: Path, tmp_path: Path) -> None:
     """CSV and NPY ask for what they do not say."""
     np.save(tmp_path / "x.npy", ecg())
     with pytest.raises(
-        UserError, match=r"^1 of 1 .*asked.csv; what CSV and NPY files do not say: --rate 500 --unit mV"
+        UserError, match=r"^1 of 1 .*asked.csv; what CSV, NPY and HDF5 files do not say: --rate 500 --unit mV"
     ):
         command.main(run, (str(tmp_path / "x.npy"),), out=tmp_path / "asked.csv")
     assert "does not name its 12 leads" in read_csv(tmp_path / "asked.csv")["x.npy"]["error"]

@@ -18,6 +18,8 @@ DERIVED = {"III": (-1.0, 1.0), "aVR": (-0.5, -0.5), "aVL": (1.0, -0.5), "aVF": (
 """Lead -> its weights of I and II. Exact: Einthoven and Goldberger define them so."""
 PLAUSIBLE = 0.02, 30.0
 """mV between the 1st and the 99th percentile of a recording's middle lead. Real ECGs lie between 0.2 and 5."""
+LARGEST = 1e12
+"""mV. No wrong unit leads to more: such values are not numbers that a device wrote."""
 
 # Lead I, LEAD_II, MDC_ECG_LEAD_AVR, ECG-V1, EKG aVL, Ableitung III, DI (Brazil), C1 (IEC), I (Einthoven), V1 [uV], I-uV
 _ALIAS = re.compile(
@@ -129,10 +131,13 @@ def _checked(signal: Array) -> NDArray[np.float32]:
 
 
 def check_signal(signal: NDArray[np.float32]) -> tuple[str, ...]:
-    """Flags of twelve leads [12, n]. Refuses a recording of which fewer than two leads move."""
+    """Flags of twelve leads [12, n]. Refuses a recording of which fewer than two leads move, or that holds no voltages."""
     values = [lead[np.isfinite(lead)] for lead in signal]
     moving = [lead for lead in values if lead.size and lead.min() < lead.max()]
     if len(moving) < 2:
         raise Rejected("no signal", f"{len(moving)} of 12 leads move; two are needed")
+    largest = max(float(np.abs(lead).max()) for lead in moving)
+    if largest > LARGEST:
+        raise Rejected("no signal", f"values up to {largest:.0e} mV: the file is damaged")
     spans = [high - low for low, high in (np.percentile(lead, (1, 99)) for lead in moving)]
     return () if PLAUSIBLE[0] <= np.median(spans) <= PLAUSIBLE[1] else ("unit?",)
