@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -42,7 +43,9 @@ class Reader:
 
     def __call__(self, ref: RecordRef) -> Prepared | Failure:
         try:
-            return prepare(self.read(ref), self.inputs, label(ref))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of libraries about damaged files: the answer has flags and a reason
+                return prepare(self.read(ref), self.inputs, label(ref))
         except (Rejected, UserError) as error:
             return Failure(label(ref), str(error))
         except Exception as error:  # one strange file must not end the work on 100,000

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict import command, table
 from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.predict.read import Reader, RecordRef
+from tests.support.formats import as_dicom
 from tests.support.prediction import CLASSES, ecg, write_model, write_record
 
 
@@ -159,3 +162,14 @@ def test_arrays_in_files(run: Path, tmp_path: Path) -> None:
     assert float(found["CD"]) == pytest.approx(
         Predictor(run, "cpu").predict(ecg(), rate=500).probabilities["CD"], abs=1e-6
     )
+
+
+def test_a_damaged_file_is_a_row_and_nothing_on_the_screen(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.dcm"
+    as_dicom(path, ecg())
+    path.write_bytes(path.read_bytes().replace(b"1.2.840.10008.1.2.1", b"1.2.840.10008.1.2.\xd7"))  # pydicom warns
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        answer = Reader(Predictor(run, "cpu").inputs)(RecordRef("x", path))
+    assert answer.path == str(path)
+    assert not told
