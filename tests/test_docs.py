@@ -1,5 +1,6 @@
 """The documentation names only what is there: every command in it is read by the real parsers, every link leads somewhere."""
 
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -92,3 +93,19 @@ def test_every_pinned_package_has_a_hash_and_a_licence() -> None:
     listed = dict(re.findall(r"^\| (\S+) \| (.*\S) \|$", (ROOT / "docs/licences.md").read_text(), re.M))
     assert {pin.split("==")[0] for pin in pins} <= set(listed)
     assert not [name for name, licence in listed.items() if re.search(r"\b[AL]?GPL", licence)]
+
+
+def test_the_picture_of_the_ladder_shows_the_tables() -> None:
+    """After a change of the tables in docs/experiments.md: python tools/ladder.py."""
+    spec = importlib.util.spec_from_file_location("ladder", ROOT / "tools" / "ladder.py")
+    assert spec
+    assert spec.loader
+    ladder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ladder)
+    tables = ladder.read_tables((ROOT / "docs/experiments.md").read_text(encoding="utf-8"))
+    means = [f"{mean:.3f}" for sets in tables.values() for mean in ladder.means(sets)]
+    drawn = re.findall(r">(0\.\d{3})</text>", (ROOT / "docs/ladder.svg").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(means) == 6
+    assert drawn == means
+    assert all(mean in readme for mean in means)
