@@ -16,6 +16,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS),dev]'
 	@touch $@
 
+# The kernel for GPUs is tested in Triton's interpreter. Torch's builds for GPUs bring their own version; some systems have none.
+KERNELS := $(VENV)/.kernels
+$(KERNELS): $(STAMP)
+	@$(BIN)/python -c 'import triton' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0 \
+	  || echo "Triton cannot be installed here: the tests of its kernel are skipped."
+	@touch $@
+
 demo: $(STAMP) ## the whole path on synthetic ECGs, without a GPU; ends with a report (5 minutes)
 	$(BIN)/ecgmatch demo --to demo
 
@@ -25,10 +32,10 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 	$(BIN)/mypy
 
 # Two workers with one computing thread each: the machines that this must pass on have two cores.
-test: lint ## lint, types and all tests that need no system packages (10 minutes)
+test: lint $(KERNELS) ## lint, types and all tests that need no system packages (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(STAMP) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (12 minutes)
+test-slow: $(KERNELS) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (12 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)
