@@ -35,7 +35,7 @@ lint: $(STAMP) ## ruff and mypy --strict (1 minute)
 test: lint $(KERNELS) ## lint, types and all tests that need no system packages (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: $(KERNELS) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (12 minutes)
+test-slow: $(KERNELS) ## the tests that take longest: kills, faults, every method on four ranks, the commands of README and docs (11 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=600 -m slow
 
 test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, root; 15 minutes)

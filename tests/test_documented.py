@@ -37,7 +37,7 @@ ELSEWHERE = {
 KINDS = ("adopt", "shards", "split", "train", "bench", "choose", "sweep", "report", "predict", "export", "plan")
 """In the order in which one needs them."""
 SHORT = "--pretrain.passes 0 --pretrain.steps 4 --optim.steps 4 --optim.unlabelled-batch 32 --evaluate.every 4"
-SHORT_CONTRAST = "--pretrain.passes 0 --pretrain.steps 4"
+SHORT_START = "--pretrain.passes 0 --pretrain.steps 4"
 SMALLER = (
     ("@0.05.s1.json", "@0.05.s20.json"),  # the loop over labelled sets: one of them
     ("@0.05.s19.json", "@0.05.s20.json"),
@@ -69,7 +69,7 @@ def smaller(line: str) -> list[str]:
     if "--html" in words and shutil.which("npm") is None:
         words.remove("--html")
     if words[1] == "train":
-        words += shlex.split(SHORT if "contrastive" not in words else SHORT_CONTRAST)
+        words += shlex.split(SHORT_START if {"contrastive", "supervised"} & {*words} else SHORT)
     if kind(line) == "sweep" and "--dry-run" not in words:  # hundreds of runs
         words.append("--dry-run")
     return words

@@ -37,7 +37,7 @@ def blocks(text: str) -> Iterator[str]:
             fenced = not fenced
         elif fenced or line.startswith("    "):
             while line.endswith("\\"):
-                line = line[:-1] + next(lines)
+                line = f"{line[:-1].rstrip()} {next(lines).lstrip()}"
             yield line
 
 
