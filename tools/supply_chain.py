@@ -27,9 +27,9 @@ HASHES_HEAD = """\
 LICENCES_HEAD = """\
 # Licences of what we install
 
-Every package of constraints.txt, which is everything that `make test` installs, with the licence that it declares. Written by
-`python tools/supply_chain.py`; a test fails when a package is missing. None of them is part of this repository. NVIDIA's
-libraries, which torch's builds for GPUs bring, have licences of their own.
+Every package of constraints.txt, which is everything that `make test` installs but Triton (MIT), with the licence that it
+declares. Written by `python tools/supply_chain.py`; a test fails when a package is missing. None of them is part of this
+repository. NVIDIA's libraries, which torch's builds for GPUs bring, have licences of their own.
 
 | package | licence |
 | --- | --- |

@@ -36,14 +36,13 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
     lengths, rates = {len(lead.samples) for lead in leads}, {float(lead.sampling_rate) for lead in leads}
     if len(lengths) > 1 or len(rates) > 1:
         raise Rejected("layout", f"leads of different lengths or rates: {sorted(lengths)} samples, {sorted(rates)} Hz")
-    rate = rates.pop()
-    ask(layout, rate=not rate, unit=all(lead.is_raw for lead in leads))
+    rate = ask(layout, found=rates.pop(), unit=all(lead.is_raw for lead in leads))
     patient = record.patient
     return Tracing(
         np.stack([lead.samples for lead in leads]),
         [str(lead.label) for lead in leads],
         [layout.unit if lead.is_raw else str(lead.units) for lead in leads],  # raw: the file does not say its unit
-        rate or layout.rate or 0,
+        rate,
         patient=str(patient.patient_id or ""),
         age="" if patient.age is None else f"{patient.age}",
         sex={"F": "Female", "M": "Male"}.get(patient.sex, ""),

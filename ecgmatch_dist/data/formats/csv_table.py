@@ -80,12 +80,12 @@ def _from_columns(header: list[str], values: NDArray[np.float64], layout: Layout
             kept.append(place)
     nameless = len(places(names, layout.lead_map)) < 2  # these are no names of leads
     said = f" ({', '.join(names[:12])})"
-    ask(layout, len(kept) if nameless else 0, said, rate=not rate, unit=not all(units))
+    rate = ask(layout, len(kept) if nameless else 0, said, found=rate, unit=not all(units))
     if nameless:
         names = list(layout.leads)
         if len(names) != len(kept):
             raise Rejected("layout", f"{len(kept)} columns of numbers, but `leads` names {len(names)}")
-    return Tracing(values[:, kept].T, names, [unit or layout.unit for unit in units], rate or layout.rate or 0)
+    return Tracing(values[:, kept].T, names, [unit or layout.unit for unit in units], rate)
 
 
 def _rate(seconds: NDArray[np.float64]) -> float | None:
