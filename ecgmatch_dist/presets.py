@@ -58,7 +58,13 @@ def few_labels() -> Config:
         contrast=replace(adamw, passes=64, steps=5000, unlabelled_batch=192),
         pretrain=replace(adamw, passes=100, steps=4000),
         optim=replace(
-            adamw, steps=600, labelled_batch=32, unlabelled_batch=96, teacher_momentum=0.99, teacher_warmup=False
+            adamw,
+            passes=16,  # 600 steps for up to 3,600 unlabelled recordings, 1,667 for 10,000
+            steps=6000,
+            labelled_batch=32,
+            unlabelled_batch=96,
+            teacher_momentum=0.99,
+            teacher_warmup=False,
         ),
         evaluate=Evaluate(every=50, model="teacher"),
     )

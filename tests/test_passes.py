@@ -9,7 +9,9 @@ import pytest
 from ecgmatch_dist.config import Config, Evaluate, Optim, fitted
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.contrastive import ContrastiveSettings
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import FullySupervisedSettings, SupervisedSettings
+from ecgmatch_dist.presets import few_labels
 from tests.support.training import run, tiny
 
 OPTIM = Optim(passes=40, steps=4000, labelled_batch=64, unlabelled_batch=200)
@@ -20,7 +22,7 @@ OPTIM = Optim(passes=40, steps=4000, labelled_batch=64, unlabelled_batch=200)
     [(20, 8, 400), (152, 16, 400), (388, 64, 400), (785, 64, 491), (3000, 64, 1875), (20_000, 64, 4000)],
 )
 def test_batch_and_steps_follow_the_labels(labelled: int, batch: int, steps: int) -> None:
-    found = fitted(Config(optim=OPTIM), labelled, 10 * labelled)
+    found = fitted(Config(optim=OPTIM, method=SupervisedSettings()), labelled, 10 * labelled)
     assert (found.optim.labelled_batch, found.optim.steps) == (batch, steps)
     assert found.evaluate.every == steps // 25
     assert fitted(found, labelled, 10 * labelled) == found
@@ -30,12 +32,26 @@ def test_whose_recordings_are_counted() -> None:
     assert fitted(Config(optim=OPTIM, method=FullySupervisedSettings()), 100, 1900).optim.steps == 40 * 2000 // 64
     found = fitted(Config(optim=OPTIM, method=ContrastiveSettings()), 100, 1900).optim
     assert (found.steps, found.unlabelled_batch) == (400, 200)
+    found = fitted(Config(optim=OPTIM, method=ECGMatchSettings()), 20, 4000).optim
+    assert (found.steps, found.labelled_batch, found.unlabelled_batch) == (40 * 4000 // 200, 64, 200), "the unlabelled"
 
 
 def test_a_method_that_knows_all_labels_does_not_count_what_nobody_knows() -> None:
     config = Config(optim=OPTIM, method=FullySupervisedSettings())
     assert fitted(config, 100, 1900, hidden=900).optim.steps == 40 * 1000 // 64
-    assert fitted(Config(optim=OPTIM), 785, 1900, hidden=0).optim.steps == 491, "others do not count them anyway"
+    config = Config(optim=OPTIM, method=SupervisedSettings())
+    assert fitted(config, 785, 1900, hidden=0).optim.steps == 491, "others do not count them anyway"
+
+
+@pytest.mark.parametrize(
+    ("unlabelled", "steps", "every"),
+    [(1000, 600, 50), (3600, 600, 50), (6100, 1017, 50), (10_000, 1667, 66), (10**6, 6000, 240)],
+)
+def test_the_last_stage_of_few_labels_follows_the_unlabelled_recordings(
+    unlabelled: int, steps: int, every: int
+) -> None:
+    found = fitted(few_labels(), 150, unlabelled)
+    assert (found.optim.steps, found.evaluate.every, found.optim.labelled_batch) == (steps, every, 32)
 
 
 def test_without_passes_everything_stays() -> None:
@@ -44,7 +60,8 @@ def test_without_passes_everything_stays() -> None:
 
 
 def test_a_batch_that_cannot_be_halved_stays() -> None:
-    assert fitted(Config(optim=replace(OPTIM, labelled_batch=36)), 20, 0).optim.labelled_batch == 9
+    config = Config(optim=replace(OPTIM, labelled_batch=36), method=SupervisedSettings())
+    assert fitted(config, 20, 0).optim.labelled_batch == 9
     with pytest.raises(UserError, match=r"optim\.passes = -1"):
         Optim(passes=-1)
 

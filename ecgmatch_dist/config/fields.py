@@ -135,8 +135,9 @@ class Optim:
     teacher_batchnorm: Literal["copied", "averaged"] = "copied"
     """The teacher's BatchNorm statistics: copied from the student (official code), or averaged like the weights."""
     passes: float = added(0.0)
-    """Train for this many passes over the labelled part (a run without labels: over all signals), for at most `steps` steps and
-    at least a tenth of them, with 25 validations and with smaller batches if labels are few; 0: for `steps` steps."""
+    """Train for this many passes over the recordings that the method learns from: the labelled part; for a method that also
+    reads unlabelled recordings, those; for one without labels, all. At most `steps` steps and at least a tenth of them, and at
+    most 25 validations. Learning from labels alone takes smaller batches if they are few. 0: for `steps` steps."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, "optim.lr", self.lr, "greater than 0")

@@ -18,19 +18,22 @@ def fitted(config: Config, labelled: int, unlabelled: int, hidden: int | None = 
     """The same run with the steps, batch and validation interval for so many recordings; without `optim.passes`, unchanged.
 
     `hidden`: the unlabelled recordings whose labels are known, and hidden; None: all of them."""
-    optim = config.optim
+    optim, every = config.optim, 0
     if not optim.passes:
         return config
-    if config.method.needs_labels:
+    if not config.method.needs_labels:
+        recordings, batch = labelled + unlabelled, optim.unlabelled_batch
+    elif config.method.uses_unlabelled:
+        recordings, batch = unlabelled, optim.unlabelled_batch
+        every = config.evaluate.every
+    else:
         also = unlabelled if hidden is None else hidden
         recordings = labelled + also if config.method.knows_all_labels else labelled
         batch = labelled_batch(optim, recordings)
         optim = replace(optim, labelled_batch=batch)
-    else:
-        recordings, batch = labelled + unlabelled, optim.unlabelled_batch
     steps = number_of_steps(optim, recordings, batch)
     optim = replace(optim, steps=steps, passes=0.0)
-    return replace(config, optim=optim, evaluate=replace(config.evaluate, every=max(1, steps // VALIDATIONS)))
+    return replace(config, optim=optim, evaluate=replace(config.evaluate, every=max(1, every, steps // VALIDATIONS)))
 
 
 def labelled_batch(optim: Optim, recordings: int) -> int:
