@@ -37,6 +37,7 @@ class RunLogger:
         self.bar: Progress | None = None
         self.started = False
         self.told = 0.0  # when the last line of a step was printed
+        self.begin: tuple[int, float] | None = None  # the first step that ended, and when
         if active:
             path = folder / "log.txt"
             # Replaced by a copy: an older copy of the run that still has the old file open writes to a deleted file.
@@ -58,7 +59,6 @@ class RunLogger:
             self.fence.write_text(path, lines_until(self.folder, step))
         self.file = path.open("a", encoding="utf-8")
         self.board = Board(self.folder / "tb", step, self.say)
-        self.begin = (step, time.monotonic())
         if self.console.is_terminal:
             self.bar = make_bar(self.console, note="note", transient=False)
             title = f"{self.title} ({place})" if place else self.title
@@ -85,6 +85,8 @@ class RunLogger:
 
     def moved(self, step: int) -> None:
         """Move the bar. `progress` comes every few steps: on a slow machine that would look like standing still."""
+        # The time left is counted from the end of the first step: that one may have filled the bank.
+        self.begin = self.begin or (step, time.monotonic())
         if self.bar:
             self.bar.update(self.task, completed=step)
 
@@ -98,7 +100,8 @@ class RunLogger:
             self.bar.update(self.task, completed=step, note=note)
         elif time.monotonic() - self.told > LINE_EVERY or step == self.steps:
             self.told = time.monotonic()
-            left = time_left(step - self.begin[0], self.steps - step, self.told - self.begin[1])
+            first, at = self.begin or (step, self.told)
+            left = time_left(step - first, self.steps - step, self.told - at)
             line = f"{self.title}: step {step}/{self.steps}  {note}{f', {left} left' if left else ''}"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
