@@ -7,8 +7,10 @@ synchronisation. The input x is never changed. This is the definition, and what 
 import importlib.util
 import os
 import shutil
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -124,12 +126,17 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def why_no_kernel() -> str:
-    """Why Triton cannot be used here; empty if it can. Torch's builds for GPUs bring it, but not the C compiler that it calls
-    at its first kernel: slim images and some nodes have none."""
+    """Why Triton cannot be used here; empty if it can. Torch's builds for GPUs bring it, but not what it needs at its first
+    kernel, a C compiler and the headers of Python: slim images and some nodes have none."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return "" if compiler else "Triton needs a C compiler, and there is none"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler, and there is none"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own, as Triton does
+    paths = [os.environ.get(name, "").split(os.pathsep) for name in ("CPATH", "C_INCLUDE_PATH")]  # the compiler's own
+    folders = [sysconfig.get_paths(scheme)["include"], *paths[0], *paths[1]]
+    found = any((Path(folder) / "Python.h").is_file() for folder in folders if folder)
+    return "" if found else f"Triton needs the headers of Python, and there is no {folders[0]}/Python.h"
 
 
 def draw_queue(settings: config.Augment, keys: Tensor, noise: Tensor, *, strong: bool) -> Queue:

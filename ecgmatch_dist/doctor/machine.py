@@ -82,7 +82,7 @@ def views(device: torch.device) -> list[Finding]:
     if device.type != "cuda":
         return []
     if why := why_no_kernel():
-        remedy = "install gcc and libc6-dev (or set CC), and torch's CUDA build, which brings Triton"
+        remedy = "install gcc, libc6-dev, python3-dev (or set CC, CPATH), and torch's CUDA build, which brings Triton"
         return [warning("views", f"by torch's operations, several hundred launches a step more: {why}", remedy)]
     x = torch.randn(8, 12, 1024, generator=torch.Generator().manual_seed(0))
     keys, augment = keyed.row_keys(1, 2, 3, torch.arange(len(x))), ECGAugment(config.Augment(pipeline="sequential"))

@@ -158,6 +158,8 @@ def test_views_without_their_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert machine.views(CPU) == []
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(augment.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(augment.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    (tmp_path / "Python.h").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = machine.views(CUDA)
     assert finding.state == "warning"
@@ -167,6 +169,23 @@ def test_views_without_their_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert augment.why_no_kernel() == ""
     monkeypatch.setattr(augment.importlib.util, "find_spec", lambda name: None)
     assert augment.why_no_kernel() == "Triton is not installed"
+
+
+def test_views_without_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Debian's python3 comes without them, and gcc alone cannot make what Triton asks for."""
+    for name in ("CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(augment.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(augment.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    (finding,) = machine.views(CUDA)
+    assert finding.state == "warning"
+    assert f"there is no {tmp_path}/Python.h" in finding.found
+    assert "python3-dev" in finding.remedy
+    (tmp_path / "module").mkdir()
+    (tmp_path / "module" / "Python.h").touch()
+    monkeypatch.setenv("CPATH", f"{tmp_path}/other:{tmp_path}/module")
+    assert augment.why_no_kernel() == ""
 
 
 def test_views_whose_kernel_is_wrong() -> None:
