@@ -139,9 +139,9 @@ class MemoryBank:
         block = -(-rows // shard_group)
         self.start, self.stop = min(rows, place * block), min(rows, (place + 1) * block)
         self.length = self.stop - self.start
-        self.device = torch.device(device)
         # One spare row: rows of other blocks are written there, which avoids a mask and its host synchronisation.
-        self.z = torch.zeros(self.length + 1, dim, device=self.device)
+        self.z = torch.zeros(self.length + 1, dim, device=device)
+        self.device = self.z.device  # of "cuda" it has the number, which the background thread needs
         self.p = torch.zeros(self.length + 1, classes, device=self.device)
         self.written = torch.zeros(self.length + 1, dtype=torch.int64, device=self.device)
         self.within: Group = None

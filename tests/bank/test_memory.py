@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from ecgmatch_dist.bank.memory import MemoryBank, Neighbours, resolve_shard_group, step_bytes
 from ecgmatch_dist.bank.search import normalise, reference_search
 from ecgmatch_dist.distributed.collectives import traffic
+from ecgmatch_dist.distributed.session import use_device
 from ecgmatch_dist.errors import UserError
 from tests.support.ranks import run_processes, run_threads
 
@@ -397,3 +399,15 @@ def test_no_host_synchronisation_in_write_and_merge() -> None:
     out = bank.exchange(*(t.to("meta") for t in (ids, z, p, z)), step=1).result()
     assert out.p.shape == (16, K, C)
     assert not math.isnan(bank.times()["time/search"])
+
+
+def test_the_background_thread_learns_the_number_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses a thread on "cuda" without a number. Fake tensors need no GPU."""
+    with pytest.raises(ValueError, match="specified index"):
+        use_device(torch.device("cuda"))
+    given: list[torch.device] = []
+    monkeypatch.setattr("ecgmatch_dist.bank.memory.Worker", given.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    with FakeTensorMode():
+        MemoryBank(9, D, C, K, batch=2, backend="torch", device="cuda")
+    assert given == [torch.device("cuda", 0)]
