@@ -1,11 +1,8 @@
-"""Backends against the reference, real calls of Faiss, the automatic choice, and the IVF index with its recall check."""
+"""Backends against the reference, real calls of Faiss, and the IVF index with its recall check."""
 
-import importlib.metadata
 import logging
 import math
 from collections.abc import Iterator
-from pathlib import PurePosixPath
-from typing import NamedTuple
 
 import faiss
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ecgmatch_dist.bank import search
-from ecgmatch_dist.bank.faiss_backends import ResidentIndex, check_faiss, faiss_threads
+from ecgmatch_dist.bank.faiss_backends import ResidentIndex, faiss_threads
 from ecgmatch_dist.bank.ivf import IVFSearch
 from ecgmatch_dist.bank.search import (
     BACKENDS,
@@ -24,16 +21,13 @@ from ecgmatch_dist.bank.search import (
     best_order,
     canonical_scores,
     careful_search,
-    choose_backend,
     exact_search,
     normalise,
     reference_search,
-    require_backend,
     torch_candidates,
     tree_sum,
 )
 from ecgmatch_dist.bench.search import bench_search
-from ecgmatch_dist.errors import UserError
 
 CPU = torch.device("cpu")
 EXACT = ["torch", "faiss-cpu"]
@@ -247,50 +241,6 @@ def test_faiss_takes_no_more_threads_than_torch() -> None:
     assert faiss.cvar.distance_compute_blas_threshold == 1
 
 
-def test_choice() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    choice = choose_backend(16, 3000, 16, 5, CPU)
-    assert choice.name in EXACT
-    assert set(choice.milliseconds) == set(EXACT)
-    assert choice.name in str(choice)
-    assert "ms" in str(choice)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert choose_backend(16, 0, 16, 5, CPU).name == "torch"  # a rank without rows
-    assert choose_backend(16, 3, 16, 5, CPU).name in EXACT  # a block smaller than K
-
-
-def test_a_wrong_backend_is_not_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def wrong(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        return q.new_full((len(q), m), -2.0), torch.arange(m).expand(len(q), m)
-
-    monkeypatch.setitem(search.BACKENDS, "faiss-cpu", wrong)
-    choice = choose_backend(16, 3000, 16, 5, CPU)
-    assert choice.name == "torch"
-    assert choice.wrong == ("faiss-cpu",)
-    assert "NOT USED" in str(choice)
-    assert "faiss-cpu" in caplog.text
-
-
-def test_without_faiss_torch_searches_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert choose_backend(16, 3000, 16, 5, CPU, only="faiss").name == "faiss-cpu"
-    monkeypatch.setattr(search, "has_faiss", lambda: False)
-    choice = choose_backend(16, 3000, 16, 5, CPU, only="faiss")
-    assert str(choice) == "torch (Faiss is not installed)"
-    assert "pip install 'ecgmatch-dist[cpu]'" in caplog.text
-
-
-def test_a_wrong_faiss_is_replaced_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        search.BACKENDS, "faiss-cpu", lambda q, z, m: (q.new_zeros(len(q), m), torch.zeros(len(q), m).long())
-    )
-    choice = choose_backend(16, 3000, 16, 5, CPU, only="faiss")
-    assert choice.name == "torch"
-    assert choice.wrong == ("faiss-cpu",)
-
-
 @pytest.mark.parametrize("kind", ["random", "pairs", "copies", "near"])
 def test_a_resident_index_follows_the_bank(kind: str) -> None:
     """The index that a GPU uses, on a CPU: filled from the bank at each search, the same bits as the reference."""
@@ -307,33 +257,6 @@ def test_a_resident_index_follows_the_bank(kind: str) -> None:
 def test_chunks_are_larger_on_a_gpu() -> None:
     assert search.chunk_rows(CPU) == 16_384
     assert search.chunk_rows(torch.device("cuda")) >= 131_072
-
-
-def test_two_builds_of_faiss_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Build(NamedTuple):
-        name: str
-        files: list[PurePosixPath] | None
-
-    def installed(*builds: Build) -> None:
-        monkeypatch.setattr(importlib.metadata, "distributions", lambda: list(builds))
-
-    check_faiss()
-    files = [PurePosixPath("faiss/__init__.py")]
-    installed(Build("faiss-cpu", files), Build("faiss-cpu", files), Build("faiss-notes", None), Build("torch", files))
-    check_faiss()
-    installed(Build("faiss-gpu", files), Build("numpy", None), Build("faiss-cpu", files))
-    remedy = "pip uninstall --yes faiss-cpu faiss-gpu && pip install faiss-gpu"
-    with pytest.raises(UserError, match=f"faiss-cpu, faiss-gpu.*{remedy}"):
-        check_faiss()
-
-
-def test_a_backend_that_cannot_work_here() -> None:
-    require_backend("torch", CPU)
-    require_backend("faiss-cpu", CPU)
-    with pytest.raises(UserError, match=r"bank\.backend = 'faiss-gpu'"):
-        require_backend("faiss-gpu", CPU)
-    with pytest.raises(UserError, match=r"bank\.backend = 'faiss-cpu'"):
-        require_backend("faiss-cpu", torch.device("cuda"))
 
 
 def test_ivf_follows_changed_rows() -> None:
