@@ -83,6 +83,30 @@ def test_more_rows_and_queries_than_one_tile(backend: str, monkeypatch: pytest.M
         assert same(careful_search(q, z, 5), reference_search(q, z, 5))
 
 
+def test_a_query_alone_loses_nothing_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch, the query with the most close rows decides how many rows all others get."""
+    monkeypatch.setattr(search, "CHUNK", 256)
+    z = points("random", 1000, 8)
+    for q in points("random", 20, 8, seed=1).split(1):
+        assert same(careful_search(q, z, 5), reference_search(q, z, 5))
+
+
+def test_temporary_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, sizes = points("random", 50, 8), list[int]()
+    monkeypatch.setattr(search, "ELEMENTS", 1000)
+    monkeypatch.setattr(search, "tree_sum", lambda x: sizes.append(x.numel()) or tree_sum(x))
+    canonical_scores(z, z, torch.zeros(50, 7, dtype=torch.int64))
+    assert max(sizes) <= 1000
+    assert sum(sizes) == 50 * 7 * 8
+
+
+def test_rows_with_enough_equal_rows_before_them_are_surplus() -> None:
+    z = points("copies", 60, 8)
+    expected = [sum(torch.equal(z[i], z[j]) for j in range(i)) >= 4 for i in range(60)]
+    assert search._surplus_copies(z, 4).tolist() == expected
+    assert 40 <= sum(expected) < 60
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 90),
@@ -141,6 +165,19 @@ def test_a_lost_tie_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (exact_search(q, z, 5, high_rows).rows == -7).all()
 
 
+@pytest.mark.parametrize(("k", "wanted"), [(5, [13, 133, 2005]), (100, [108, 228, 2048]), (2045, [2053] * 3)])
+def test_no_look_takes_more_candidates_than_faiss_can_select(k: int, wanted: list[int]) -> None:
+    """Except for k + 8."""
+    asked: list[int] = []
+
+    def counted(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        asked.append(m)
+        return torch_candidates(q, z, m)
+
+    assert exact_search(torch.ones(1, 2), torch.zeros(3000, 2), k, counted).rows[0].tolist() == list(range(k))
+    assert asked == wanted
+
+
 def test_a_crowded_bank_is_searched_with_more_candidates_at_once() -> None:
     z = normalise(points("random", 1, 16) + 1e-4 * points("random", 3000, 16, seed=1))
     searcher, truth = ExactSearch("torch"), reference_search(z[:20], z, 5)
@@ -170,18 +207,21 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     assert torch.allclose(normalise(raw), torch.nn.functional.normalize(raw), atol=1e-6)
 
 
-def test_the_error_bound_includes_reduced_matmul_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend as coarse as TF32 loses neighbours, unless the error bound accounts for it."""
+@pytest.mark.parametrize(("precision", "dropped"), [("high", 0x1FFF), ("medium", 0xFFFF)])
+def test_the_error_bound_includes_reduced_matmul_precision(
+    precision: str, dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend as coarse as TF32 or bf16 loses neighbours, unless the error bound accounts for it."""
 
     def coarse(q: Tensor, z: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        q, z = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (q, z))  # 10 bits of mantissa
+        q, z = ((x.view(torch.int32) & ~dropped).view(torch.float32) for x in (q, z))  # 10 or 7 bits of mantissa
         return (q @ z.T).topk(m, 1)
 
     noise = points("random", 3050, 16, seed=1)
     z, q = normalise(points("random", 1, 16) + 0.05 * noise).split([3000, 50])
     truth = reference_search(q, z, 5)
     assert not same(exact_search(q, z, 5, coarse), truth)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     assert same(exact_search(q, z, 5, coarse), truth)
 
 
