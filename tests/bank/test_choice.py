@@ -1,6 +1,7 @@
 """Which backend searches: the automatic choice, and what is refused."""
 
 import importlib.metadata
+import time
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -8,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.bank import search
-from ecgmatch_dist.bank.faiss_backends import check_faiss
-from ecgmatch_dist.bank.search import choose_backend, require_backend
+from ecgmatch_dist.bank import faiss_backends, search
+from ecgmatch_dist.bank.faiss_backends import check_faiss, load_faiss
+from ecgmatch_dist.bank.search import available, choose_backend, require_backend
 from ecgmatch_dist.errors import UserError
 
 CPU = torch.device("cpu")
@@ -20,7 +21,9 @@ EXACT = ["torch", "faiss-cpu"]
 def test_choice() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
+    begin = time.perf_counter()
     choice = choose_backend(16, 3000, 16, 5, CPU)
+    assert 0 < sum(choice.milliseconds.values()) < 1e3 * (time.perf_counter() - begin)
     assert choice.name in EXACT
     assert set(choice.milliseconds) == set(EXACT)
     assert choice.name in str(choice)
@@ -28,6 +31,15 @@ def test_choice() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert choose_backend(16, 0, 16, 5, CPU).name == "torch"  # a rank without rows
     assert choose_backend(16, 3, 16, 5, CPU).name in EXACT  # a block smaller than K
+
+
+def test_the_fastest_by_the_median_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the best time nor by the mean."""
+    seconds = iter([0.003, 0.0001, 0.004, 0.002, 0.001, 0.009])
+    monkeypatch.setattr(search, "_seconds", lambda *_: next(seconds))
+    choice = choose_backend(16, 3000, 16, 5, CPU)
+    assert choice.milliseconds == pytest.approx({"torch": 3.0, "faiss-cpu": 2.0})
+    assert str(choice) == "faiss-cpu (torch 3.0 ms, faiss-cpu 2.0 ms)"
 
 
 def test_a_wrong_backend_is_not_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +94,26 @@ def test_two_builds_of_faiss_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_backend_that_cannot_work_here() -> None:
     require_backend("torch", CPU)
     require_backend("faiss-cpu", CPU)
-    with pytest.raises(UserError, match=r"bank\.backend = 'faiss-gpu'"):
+    with pytest.raises(UserError, match=r"^bank\.backend = 'faiss-gpu': the bank is not on a GPU; install faiss-gpu"):
         require_backend("faiss-gpu", CPU)
     with pytest.raises(UserError, match=r"bank\.backend = 'faiss-cpu'"):
         require_backend("faiss-cpu", torch.device("cuda"))
+
+
+def test_faiss_that_is_set_but_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faiss_backends, "has_faiss", lambda: False)
+    load_faiss.cache_clear()
+    require_backend("torch", CPU)
+    with pytest.raises(UserError, match="Faiss is not installed"):
+        require_backend("faiss-cpu", CPU)
+
+
+def test_backends_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert available(CPU) == EXACT
+    assert available(gpu) == ["torch"]  # none here
+    monkeypatch.setattr(search, "has_gpu", lambda: True)
+    assert available(gpu) == ["torch", "faiss-gpu", "faiss-gpu-index"]
+    assert available(CPU) == EXACT
+    monkeypatch.setattr(search, "has_faiss", lambda: False)
+    assert available(gpu) == available(CPU) == ["torch"]
