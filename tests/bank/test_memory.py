@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from typing import Any, NamedTuple
 
 import faiss
@@ -354,6 +355,28 @@ def test_a_block_survives() -> None:
     assert {age for _, *ages in blocks for age in ages} == {(10 * 37 - int(written.sum())) / 37}
 
 
+def test_late_steps_are_exact() -> None:
+    """Beyond what fp32 can count."""
+    data = make(50, 16)
+    bank = build(data, 1)
+    bank.fill(torch.arange(50), data.z, data.p, step=2**24 + 1)
+    assert bank.age(2**24 + 2) == 1
+
+
+def test_size_and_times() -> None:
+    """52 bytes per row; the times are parts of the step, and nothing took any before."""
+    data = make(20_164, 16, steps=1)
+    bank = build(data, 1)
+    told = "bank: 20164 rows, 1 x 1 blocks, 1.0 MiB per rank; search by torch (as set), in the step"
+    assert bank.describe() == told
+    assert bank.times() == {"time/exchange": 0, "time/search": 0}
+    begin = time.perf_counter()
+    pending = bank.exchange(*data.batches[0], step=0)
+    pending.result()
+    assert 0 < sum(bank.times().values()) < time.perf_counter() - begin
+    assert pending.gathered is None  # its memory is free again
+
+
 def test_a_saved_bank_of_another_shape_is_refused() -> None:
     bank = build(make(37, 16), 1)
     with pytest.raises(UserError, match=r"z has shape \[37, 9\]"):
@@ -362,7 +385,7 @@ def test_a_saved_bank_of_another_shape_is_refused() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     def body(rank: int, world: int) -> None:
-        with pytest.raises(UserError, match=r"bank\.shard_group = 3: must divide the 4 ranks: one of \[1, 2, 4\]"):
+        with pytest.raises(UserError, match=r"^bank\.shard_group = 3: must divide the 4 ranks: one of \[1, 2, 4\]"):
             MemoryBank(50, D, C, K, batch=16, shard_group=3)
         with pytest.raises(UserError, match=r"bank\.shard_group = 8"):
             MemoryBank(50, D, C, K, batch=16, shard_group=8)
