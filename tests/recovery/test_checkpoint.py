@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, re-sharded on load, refused if of another run, skipped if damaged."""
 
+import os
 import re
 import resource
 import shutil
@@ -238,13 +239,52 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path, MUST_MATCH).latest() == (None, [])
 
 
+def without_a_folder(root: Path) -> Checkpointer:
+    checkpointer = Checkpointer(root / "checkpoints", MUST_MATCH)
+    shutil.rmtree(root / "checkpoints")
+    (root / "checkpoints").write_text("a file where the folder was")
+    return checkpointer
+
+
 def test_an_error_in_the_background_is_raised(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path / "checkpoints", MUST_MATCH)
-    shutil.rmtree(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints").write_text("a file where the folder was")
+    checkpointer = without_a_folder(tmp_path)
     checkpointer.save(1, {"student": {"w": torch.zeros(1)}}, {})
     with pytest.raises(UserError, match=r"could not be written: rank 0: \[Errno 20\] Not a directory"):
         checkpointer.wait()
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    checkpointer = without_a_folder(tmp_path)
+    checkpointer.save(1, {"student": {"w": torch.zeros(1)}}, {})
+    with pytest.raises(UserError, match=r"could not be written: rank 0: \[Errno 20\] Not a directory"):
+        checkpointer.save(2, {"student": {"w": torch.zeros(1)}}, {})
+
+
+def test_a_best_model_that_cannot_be_kept_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "best").write_text("weights")
+    with pytest.raises(UserError, match=r"could not be written: \[Errno 20\] Not a directory"):
+        without_a_folder(tmp_path).save(1, {"student": {"w": torch.zeros(1)}}, {}, tmp_path / "best")
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a best model that was copied, where links are not possible."""
+    synced: list[str] = []
+    fsync, folder = os.fsync, tmp_path / "checkpoints"
+
+    def noted(handle: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), folder))
+        fsync(handle)
+
+    def no_links(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "link", no_links)
+    (tmp_path / "best").write_text("weights")
+    save(folder, 5, best=tmp_path / "best")
+    before = {"unfinished-000005.best", "unfinished-000005/state/rank-00000.safetensors"}
+    before |= {"unfinished-000005/state", "unfinished-000005"}
+    assert before <= set(synced[: synced.index(".")])  # the folder itself is synced after the rename
 
 
 @pytest.mark.parametrize("fused", [False, True])
