@@ -1,6 +1,7 @@
 """The protocols: sizes, strata, patients, one file with a hash, and what is refused."""
 
 import csv
+import hashlib
 import json
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def test_recordings_without_a_class_are_kept_where_the_scheme_keeps_them(root: P
 
 def test_saved_and_loaded(store: ShardStore, tmp_path: Path) -> None:
     split = make_split(store, "cross", 0.1, 20, "ecgmatch5", "g12ec")
-    path = tmp_path / "splits" / "x.json"
+    path = tmp_path / "new" / "splits" / "x.json"
     split.save(path)
     assert Split.load(path) == split
     split.save(path)  # the same again is no error
@@ -149,6 +150,13 @@ def test_saved_and_loaded(store: ShardStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another split of this name"):
         other.save(path)
     assert Split.load(path) == split
+
+
+def test_the_hash_is_that_of_canonical_json() -> None:
+    """Whatever the order of the fields; those who check it in another language need these bytes."""
+    value = {"seed": 20, "parts": {"test": ["b/1"], "labelled": []}, "sha256": "x", "format": 1}
+    canonical = b'{"parts":{"labelled":[],"test":["b/1"]},"seed":20}'
+    assert digest(value) == hashlib.sha256(canonical).hexdigest()
 
 
 def test_a_changed_file_is_refused(store: ShardStore, tmp_path: Path) -> None:

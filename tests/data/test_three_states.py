@@ -176,6 +176,9 @@ def test_a_scheme_can_say_what_a_database_annotates(tmp_path: Path) -> None:
     y = labels_of(ShardStore(tmp_path, ["full"]), str(own))
     assert (y[:, 1] == UNKNOWN).all()
     assert set(y[:, 0].tolist()) == {0, 1}
+    every = tmp_path / "every.toml"
+    every.write_text(own.read_text().replace("['A']", "['A', 'B']"))
+    assert set(labels_of(ShardStore(tmp_path, ["full"]), str(every))[:, 1].tolist()) == {0, 1}
     own.write_text(own.read_text().replace("['A']", "['C']"))
     with pytest.raises(UserError, match=r"annotates.full: `C` is no class of the scheme; known are A, B"):
         load_scheme(str(own))
