@@ -32,8 +32,8 @@ def disk_sentence(error: OSError) -> str | None:
 
 def memory_sentence(error: Exception) -> str | None:
     """What was asked for when memory ran out, in one line. None: the error is about something else. Torch has an error of its
-    own for GPUs, and nothing but a text for the CPU."""
-    texts = "DefaultCPUAllocator", "CUDA out of memory"
+    own for its GPU memory, and nothing but a text for the CPU, for pinned memory and for the libraries that it calls."""
+    texts = "DefaultCPUAllocator", "out of memory", "_STATUS_ALLOC_FAILED"
     of_torch = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     if not isinstance(error, MemoryError) and not of_torch:
         return None

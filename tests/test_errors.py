@@ -26,6 +26,12 @@ def test_real_errors_of_memory_are_known() -> None:
         assert "\n" not in sentence
     assert memory_sentence(MemoryError()) == "out of memory"
     assert memory_sentence(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")) is not None
+    for text in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ):
+        assert memory_sentence(RuntimeError(text)) == f"out of memory ({text})"
+    assert memory_sentence(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
     assert memory_sentence(RuntimeError("shape mismatch")) is None
 
 

@@ -72,7 +72,7 @@ class Tree:
             sizes = options.labelled_batch, options.unlabelled_batch, options.rows
             pipe.send((rank, world, options.threads // world, folder / f"store-{tree.name}-{world}", *sizes))
             self.ranks.append(pipe)
-        self.known: list[str] = [pipe.recv() for pipe in self.ranks][0]
+        self.known: list[str] = [pipe.recv() for pipe in self.ranks].pop()
 
     def take(self, method: str) -> None:
         for pipe in self.ranks:
