@@ -1,5 +1,6 @@
 """Recordings and tables of other formats that mean harm: files that unfold, claim too much, or lead to other files."""
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,15 @@ def test_a_file_without_end(tmp_path: Path, name: str) -> None:
         file.truncate(10**12)
     with bounded_memory(), pytest.raises(Rejected, match="1,000,000,000,000 bytes"):
         read(tmp_path / name, **ALL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["p", "p.csv", "p.npy", "p.h5", "p.edf", "p.dcm", "p.xml", "p.scp", "p.ecg"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """`ecgmatch predict RUN <(zcat ecg.csv.gz)` waited for ever."""
+    os.mkfifo(tmp_path / name)
+    (ref,) = find(tmp_path / name)
+    with pytest.raises(Rejected, match=f"unreadable: {name} is not a regular file"):
+        read(ref, rate=500, unit="mV")
 
 
 def test_a_workbook_that_unfolds(tmp_path: Path) -> None:

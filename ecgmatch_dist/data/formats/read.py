@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ecgmatch_dist.data.formats import arrays, clinical, csv_table, edf, hdf5, wfdb_record
 from ecgmatch_dist.data.formats.leads import arrange, check_layout, check_signal
 from ecgmatch_dist.data.formats.recording import Layout, Recording, RecordRef, Rejected, Tracing
-from ecgmatch_dist.data.header_limits import LARGEST_FILE, LEAST_RATE, MOST_RATE
+from ecgmatch_dist.data.header_limits import LARGEST_FILE, LEAST_RATE, MOST_RATE, require_regular
 from ecgmatch_dist.errors import UserError
 
 
@@ -45,6 +45,8 @@ NAMES = tuple(form.name for form in FORMATS)
 
 def format_of(path: Path, name: str = "") -> Format:
     """The format of a file: the named one, or by suffix, or by content. Raises Rejected."""
+    if not path.is_dir():  # a WFDB record and a folder may have the same name
+        require_regular(path)
     if name:
         return next(form for form in FORMATS if form.name == name)
     if path.suffix.lower() in BY_SUFFIX:
