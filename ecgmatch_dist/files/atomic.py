@@ -70,7 +70,8 @@ def write_atomic(
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Names of files that are not UTF-8 are written as `\\udcfc`, which JSON reads back as the same name."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,8 +6,9 @@ import re
 
 from rich.markup import escape
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters, line separators, and marks that turn the direction of writing."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line separators, marks that turn the direction of writing, and what stands for the bytes of a file's
+name that are not UTF-8: no file and no terminal takes it."""
 NUMBER = re.compile(r"[+-]?[0-9][0-9.,eE%± ()+-]*")
 """Numbers, also with an interval or a sign of per cent: a spreadsheet computes nothing else from them."""
 

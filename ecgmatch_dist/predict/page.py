@@ -24,6 +24,8 @@ from ecgmatch_dist.predict.result import Case, Prediction
 from ecgmatch_dist.record.result import Result, read_result
 
 SMALLEST = 0.05  # logits; where no piece changes more, colours are pale: the evidence is spread over the recording
+INDEX = "index.html"  # the list of pages; a recording may be called index, too
+LONGEST_NAME = 100  # of a page without its suffix; a file system takes 255 bytes
 TEMPLATES = Environment(loader=PackageLoader("ecgmatch_dist.predict", "."), autoescape=True, trim_blocks=True)
 
 
@@ -59,9 +61,9 @@ class Pages:
 
     def add(self, prediction: Prediction) -> Path:
         """Write the page of a recording that was predicted from a file."""
-        name = base = re.sub(r"[^\w.-]+", "_", prediction.record).strip("._") or "ecg"
+        name = base = re.sub(r"[^\w.-]+", "_", prediction.record)[:LONGEST_NAME].strip("._") or "ecg"
         number = 1
-        while f"{name}.html".lower() in {made.lower() for made in self.made}:
+        while f"{name}.html".lower() in {INDEX, *(made.lower() for made in self.made)}:
             number += 1
             name = f"{base}-{number}"
         try:
@@ -77,8 +79,8 @@ class Pages:
         """Write the list of pages."""
         names = dict(zip(self.model.classes, self.model.scheme.classes, strict=True))
         text = TEMPLATES.get_template("index.html.jinja").render(run=self.model.name, made=self.made, names=names)
-        write_text(self.folder / "index.html", text)
-        return self.folder / "index.html"
+        write_text(self.folder / INDEX, text)
+        return self.folder / INDEX
 
 
 def render(

@@ -16,7 +16,7 @@ from typing import Any
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import naming, write_atomic
 from ecgmatch_dist.files.jsonl import read_lines, to_line
-from ecgmatch_dist.files.plain import plain_cell
+from ecgmatch_dist.files.plain import plain_cell, plain_line
 from ecgmatch_dist.predict.result import Failure, Prediction
 
 ROWS_AT_ONCE = 4096  # of a Parquet file
@@ -97,7 +97,7 @@ def _cut_torn_line(path: Path) -> None:
 
 def flat(row: Row) -> Row:
     """A row without nesting, for tables of columns."""
-    out = {"path": row["path"], "record": row["record"], "error": row["error"]}
+    out = {name: plain_line(row[name]) for name in ("path", "record", "error")}
     out |= {name: " ".join(row[name]) for name in ("predicted", "likely", "flags")}
     for name, values in row["classes"].items():
         out |= {name: values["probability"]}

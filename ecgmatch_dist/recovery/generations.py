@@ -132,7 +132,7 @@ class Fence:
             raise UserError(f"{path}: could not be written: {error}. {REMEDY}") from error
 
     def write_text(self, path: Path, text: str) -> None:
-        self.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        self.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="backslashreplace"))
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json_text(value))
