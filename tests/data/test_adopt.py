@@ -1,5 +1,6 @@
 """`ecgmatch adopt`: the recipe and the scheme that it writes build the archive."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -94,6 +95,21 @@ def test_what_is_a_table_of_samples(tmp_path: Path) -> None:
     ):
         (tmp_path / "a.csv").write_text(text)
         assert is_signal_table(tmp_path / "a.csv") is samples, text
+
+
+def test_folders_whose_names_are_patterns_escapes_or_not_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recordings of `[2019]*` were left out of the recipe without a word."""
+    raw = tmp_path / "raw $(x)"
+    for i, name in enumerate((b"[2019]*", b"a b", b'it\'s "q"', b"\x1b[31m\n", b"M\xfcller", b"")):
+        write_record(raw / os.fsdecode(name), f"r{i}", make_signal(i))
+    (raw / "\x1b[31mbad.hea").write_text("x")
+    path = adopt(raw, tmp_path, "mine", look=100)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert f"--raw '{raw}'" in out
+    assert len(build(load_recipe(str(path)), raw, tmp_path / "shards", PRESETS["cpu"])) == 6
 
 
 def test_folders_without_recordings(tmp_path: Path) -> None:

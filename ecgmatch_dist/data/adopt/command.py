@@ -1,6 +1,7 @@
 """`ecgmatch adopt FOLDER`: an archive -> recipe, label scheme and preview, and what is doubtful about it."""
 
 import re
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from ecgmatch_dist.data.adopt.write import EDIT, guess_rate, guess_unit, recipe_
 from ecgmatch_dist.data.databases import load_recipe
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_text
+from ecgmatch_dist.files.plain import plain_line
 
 
 def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
@@ -52,8 +54,8 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
         raise
     load_recipe(str(recipe))  # it must be one
     for line in (*lines, *(f"doubt       {doubt}" for doubt in odd)):
-        print(line)
-    print(f"written     {', '.join(map(str, written))}")
+        print(plain_line(line))
+    print(plain_line(f"written     {', '.join(map(str, written))}"))
     _tell_next(recipe, folder, labels)
     return recipe
 
@@ -72,9 +74,8 @@ def _tell_next(recipe: Path, folder: Path, labels: Labels) -> None:
         if edits
         else "look at the preview, then"
     )
-    print(
-        f"next        {look}\n            ecgmatch shards build {recipe} --raw {folder} --out data/shards --preset cpu"
-    )
+    build = shlex.join(["ecgmatch", "shards", "build", str(recipe), "--raw", str(folder)])
+    print(plain_line(f"next        {look}"), plain_line(f"            {build} --out data/shards --preset cpu"), sep="\n")
 
 
 def main(

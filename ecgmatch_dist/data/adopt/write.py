@@ -1,6 +1,8 @@
 """The recipe and the label scheme of an archive as TOML, with EDIT beside what was guessed."""
 
+import glob
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -36,7 +38,14 @@ def _patterns(archive: Archive) -> list[str]:
     suffixes = sorted({suffix for _, suffix in found})
     if len(found) > 8:
         return [f"**/*{suffix}" for suffix in suffixes]
-    return [(parent.relative_to(archive.folder) / f"*{suffix}").as_posix() for parent, suffix in found]
+    folders = ((parent.relative_to(archive.folder).as_posix(), suffix) for parent, suffix in found)
+    return [f"{'' if folder == '.' else _literally(folder) + '/'}*{suffix}" for folder, suffix in folders]
+
+
+def _literally(folder: str) -> str:
+    """A pattern for this folder: brackets and stars in its name stand for themselves. Any sign stands for one that no TOML
+    file can hold."""
+    return re.sub(r"[\x7f\ud800-\udfff]", "?", glob.escape(folder))
 
 
 def _signals(found: Sequence[Found]) -> list[str]:
