@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,6 +30,8 @@ from ecgmatch_dist.terminal.waiting import track
 
 MANIFEST = "files.txt"
 """Lists the files of a report, so that the next one in the same folder removes them and nothing else."""
+WRITTEN = re.compile(r"index\.html|tables/[^/]+\.(md|csv|tex)|figures/[^/]+\.(svg|png)")
+"""What a report writes. The list may be somebody's own, of files that are his own."""
 PARALLEL_FROM = 12
 """With fewer runs, starting a second process takes longer than it saves."""
 FORMATS = {"md": formats.to_markdown, "csv": formats.to_csv, "tex": formats.to_latex}
@@ -170,13 +173,13 @@ def prepare_folder(out: Path) -> list[str]:
     try:
         for folder in (out, out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
-        old = (out / MANIFEST).read_text(encoding="utf-8").splitlines() if (out / MANIFEST).is_file() else []
+        listed = (out / MANIFEST).read_text(encoding="utf-8", errors="replace") if (out / MANIFEST).is_file() else ""
         probe = out / f".{MANIFEST}"  # before the work of minutes
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}; give --out another folder") from None
-    return [name for name in old if Path(name).parent.as_posix() in (".", "tables", "figures")]
+    return [name for name in listed.splitlines() if WRITTEN.fullmatch(name)]
 
 
 def make_tables(sections: Sequence[Section]) -> dict[str, str]:

@@ -226,7 +226,8 @@ def test_an_old_report_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
     for name in ("tables/old.csv", "tables/mine.csv", "notes.txt"):
         (out / name).write_text("x")
     (tmp_path / "precious.txt").write_text("x")
-    (out / "files.txt").write_text("tables/old.csv\n../precious.txt\n/etc/none\n")
+    own = "notes.txt\n.\n..\ntables\ntables/..\n\xff\n"  # as of `ls > files.txt`
+    (out / "files.txt").write_text(f"tables/old.csv\n../precious.txt\n/etc/none\n{own}", encoding="latin-1")
     factory.write_run(tmp_path / "runs", sizes=300)
     build_report(tmp_path / "runs", out, replicates=10)
     assert not (out / "tables/old.csv").exists()
