@@ -1,5 +1,6 @@
 """Where a server listens."""
 
+import errno
 import ipaddress
 import socket
 from contextlib import suppress
@@ -13,7 +14,11 @@ def listen(host: str, port: int) -> socket.socket:
         return _open(host, port)
     except (OSError, OverflowError) as error:
         reason = "no such port" if isinstance(error, OverflowError) else (error.strerror or str(error))
-        raise UserError(f"{host}:{port}: {reason.split(' (while')[0]}; {_remedy(host, port)}") from None
+        taken = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = (
+            _free_port(host, port) if taken else "give another --host or --port"
+        )  # a name may take seconds to ask for
+        raise UserError(f"{host}:{port}: {reason.split(' (while')[0]}; {remedy}") from None
 
 
 def refuse_a_taken_port(host: str, port: int) -> None:
@@ -33,7 +38,7 @@ def _open(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
 
 
-def _remedy(host: str, port: int) -> str:
+def _free_port(host: str, port: int) -> str:
     for number in range(port + 1, min(port + 100, 65536)):
         with suppress(OSError), _open(host, number):
             return f"give --port {number}, which is free"

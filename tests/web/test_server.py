@@ -155,6 +155,22 @@ def test_addresses() -> None:
         assert url_of(everywhere).startswith("http://127.0.0.1:")
 
 
+def test_a_host_that_nobody_knows_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer takes ten seconds each time."""
+    asked = []
+
+    def ask(address: tuple[str, int], **_: object) -> None:
+        asked.append(address)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_server", ask)
+    with pytest.raises(
+        UserError, match=r"^nobody\.invalid:8000: Name or service not known; give another --host or --port$"
+    ):
+        listen("nobody.invalid", 8000)
+    assert len(asked) == 1
+
+
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(UserError, match=r"^serve: uvicorn not installed; pip install 'ecgmatch-dist\[web\]'$"):
