@@ -1,6 +1,5 @@
 """Codes, patient, age, sex and fold of recordings: from the comments of a header, or from a table of labels."""
 
-import csv
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -178,14 +177,9 @@ def _annotate(row: dict[str, str], source: LabelSource, codes: tuple[str, ...]) 
 
 def check_statements(scheme: LabelScheme, file: Path) -> None:
     """PTB-XL's scp_statements.csv must give each diagnostic code the same class as the scheme."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            rows = list(csv.reader(stream))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); it belongs to PTB-XL's release") from None
-    column = rows[0].index("diagnostic_class") if rows and "diagnostic_class" in rows[0] else None
-    if column is None:
-        raise UserError(f"{file}: no column `diagnostic_class`")
-    for row in rows[1:]:
-        if row[column] and scheme.names(scheme.encode([row[0]])) != (row[column],):
-            raise UserError(f"{file}: {row[0]} is of class {row[column]}, but not in the scheme {scheme.name}")
+    table = read_table(file)
+    if "diagnostic_class" not in table.columns:
+        raise UserError(f"{file}: no column `diagnostic_class`; it belongs to PTB-XL's release")
+    for code, name in zip(table.column(table.columns[0]), table.column("diagnostic_class"), strict=True):
+        if name and scheme.names(scheme.encode([code])) != (name,):
+            raise UserError(f"{file}: {code} is of class {name}, but not in the scheme {scheme.name}")

@@ -278,6 +278,8 @@ def test_statements_of_ptbxl(tmp_path: Path) -> None:
     file, scheme = tmp_path / "scp_statements.csv", load_scheme("ptbxl_super")
     file.write_text(",description,diagnostic_class\nNDT,x,STTC\nLAO/LAE,x,HYP\nSR,sinus rhythm,\n")
     check_statements(scheme, file)
+    file.write_text(",description,diagnostic_class\nNDT,x,STTC\n\nSR\nOTHER,\xdf,\n", encoding="latin-1")
+    check_statements(scheme, file)  # an empty line, a short one, another encoding: edited and saved
     file.write_text(",description,diagnostic_class\nNDT,x,MI\n")
     with pytest.raises(UserError, match="NDT is of class MI"):
         check_statements(scheme, file)
