@@ -23,7 +23,7 @@ NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 def read_toml(path: Path, kind: type[T]) -> T:
     """Read a TOML file as a `kind`."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
+        value = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except (

@@ -19,7 +19,10 @@ def find_files(paths: Iterable[str | Path], rate: float | None = None) -> list[R
         for ref in _listed(str(path)) if str(path).startswith("@") else _recordings(Path(path), rate):
             found.setdefault((ref.path, ref.item), ref)
     if not found:
-        raise UserError(f"no recordings in {', '.join(map(str, paths)) or 'nothing'}: name files or folders of ECGs")
+        silent = " (CSV and NPY files in a folder count if their rate is given, as in --rate 500)" * (rate is None)
+        raise UserError(
+            f"no recordings in {', '.join(map(str, paths)) or 'nothing'}: name files or folders of ECGs{silent}"
+        )
     return list(found.values())
 
 
@@ -36,7 +39,7 @@ def _listed(name: str) -> Iterator[RecordRef]:
     """`@list.txt`: one path per line, relative to the list's folder. An empty line counts for nothing."""
     path = Path(name[1:])
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a list of recordings, one path per line ({error})") from None
     for line in lines:

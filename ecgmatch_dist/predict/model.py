@@ -110,7 +110,7 @@ class Predictor:
         reason. `rate`, `leads` and `unit`: for files that do not say them."""
         some = [paths] if isinstance(paths, str | Path) else paths
         reader = Reader(self.inputs, rate, unit, tuple(leads))
-        yield from self.answers(read_all(find_files(some), reader, workers))
+        yield from self.answers(read_all(find_files(some, rate), reader, workers))
 
     def embed(self, signal: Signal, *, rate: float, leads: Sequence[str] = LEADS, unit: str = "mV") -> Floats:
         """The network's features of one recording, [D]: what the classifier and the nearest cases use."""

@@ -171,6 +171,8 @@ def test_read_toml(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("database = 'own'\n[[leads]]\nname = 'é'\n", encoding="utf-8")
     assert read_toml(path, Recipe) == Recipe("own", leads=(Lead("é"),))
+    path.write_text("database = 'own'\n", encoding="utf-8-sig")  # saved by Notepad
+    assert read_toml(path, Recipe) == Recipe("own")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ecgmatch_dist.data.preprocess import LEADS
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict import command, table
 from ecgmatch_dist.predict.model import Predictor
@@ -124,10 +125,21 @@ def test_processes_read_the_same(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_list(run: Path, folder: Path, tmp_path: Path) -> None:
-    (folder / "some.txt").write_text("a.hea\n\nsub\nnot here.hea\n")
+    (folder / "some.txt").write_text("\ufeffa.hea\n\nsub\nnot here.hea\n")  # saved by Notepad
     with pytest.raises(UserError, match="1 of 3"):
         command.main(run, (f"@{folder / 'some.txt'}",), out=tmp_path / "p.csv")
     assert "No such file" in read_csv(tmp_path / "p.csv")["not here.hea"]["error"]
+
+
+def test_a_folder_of_files_that_do_not_say_their_rate(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    np.savetxt(tmp_path / "new" / "a.csv", ecg().T, delimiter=",")
+    with pytest.raises(
+        UserError, match=r"no recordings in .*new.*CSV and NPY files in a folder count if .* --rate 500"
+    ):
+        command.main(run, (str(tmp_path / "new"),))
+    (answer,) = Predictor(run, "cpu").predict_files(tmp_path / "new", rate=500, unit="mV", leads=LEADS)
+    assert answer.error == ""
 
 
 def test_what_is_printed(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

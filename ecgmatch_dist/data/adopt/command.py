@@ -75,7 +75,9 @@ def _tell_next(recipe: Path, folder: Path, labels: Labels) -> None:
         else "look at the preview, then"
     )
     build = shlex.join(["ecgmatch", "shards", "build", str(recipe), "--raw", str(folder)])
-    print(plain_line(f"next        {look}"), plain_line(f"            {build} --out data/shards --preset cpu"), sep="\n")
+    print(
+        plain_line(f"next        {look}"), plain_line(f"            {build} --out data/shards --preset cpu"), sep="\n"
+    )
 
 
 def main(
