@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 
 PRESET = {(500, 6144): "paper", (100, 1024): "few_labels"}
 """Rate and length of shards -> the preset to suggest for them."""
@@ -22,12 +23,12 @@ def advise(folder: Path) -> list[str]:
         return ready_to_train(splits, shards)
     if shards:
         found = f"shards of {', '.join(path.name for path in shards)} in data/shards, and no split"
-        return [found, f"ecgmatch split within --database {shards[0].name} --shards data/shards"]
+        return [found, f"ecgmatch split within --database {quote(shards[0].name)} --shards data/shards"]
     if recipe := adopted(folder):
         found = (
             f"a recipe, {recipe.name}, and no shards (look at {recipe.stem}_preview.html and at the lines marked EDIT)"
         )
-        build = f"ecgmatch shards build {recipe.name} --raw YOUR_FOLDER --out data/shards --preset cpu"
+        build = f"ecgmatch shards build {quote(recipe.name)} --raw YOUR_FOLDER --out data/shards --preset cpu"
         return [found, build]
     if any(recordings(folder / "data" / "raw")):
         found = "recordings in data/raw, and no shards (chapman: or another recipe in shards/, or your own: docs/own-data.md)"
@@ -60,12 +61,12 @@ def after_training(runs: list[Path]) -> list[str]:
     return [
         found,
         "ecgmatch report runs --out report           # tables, statistics, figures on one page",
-        f"ecgmatch predict runs/{kept.name} new/ecg1.hea --pages pages",
+        f"ecgmatch predict {quote(f'runs/{kept.name}')} new/ecg1.hea --pages pages",
     ]
 
 
 def ready_to_train(splits: list[Path], shards: list[Path]) -> list[str]:
-    split = splits[0].relative_to(splits[0].parents[1])
+    split = quote(str(splits[0].relative_to(splits[0].parents[1])))
     found = f"shards of {', '.join(path.name for path in shards)}, {len(splits)} split{'s' * (len(splits) > 1)}, no run"
     preset = preset_for(shards[0])
     return [found, f"ecgmatch train{f' --preset {preset}' if preset else ''} --split {split} --shards data/shards"]

@@ -1,6 +1,8 @@
 """`ecgmatch` alone: each state of a folder has its next command, and the parsers accept it."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,16 @@ def test_each_state_has_its_next_command(tmp_path: Path, state: str) -> None:
     assert any(command in line for line in commands)
     for line in commands:
         check_command(line)
+
+
+@pytest.mark.parametrize("state", ["adopted", "shards", "split", "finished"])
+def test_a_name_in_a_suggested_command_is_one_word_of_a_shell(tmp_path: Path, state: str) -> None:
+    """People copy the line: a folder of a colleague must not run a command."""
+    strange = "x y$(touch z)`w`;'"
+    touch(tmp_path, *(re.sub(r"\b(mine|own|a)(?=[./_@])", lambda _: strange, name) for name in STATES[state][0]))
+    _, *commands = advise(tmp_path)
+    words = [word for line in commands for word in shlex.split(line, comments=True)]
+    assert any(strange in word for word in words)
 
 
 def test_the_suggested_presets_are_meant_for_such_shards() -> None:
