@@ -2,8 +2,10 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +13,7 @@ import tyro
 
 from ecgmatch_dist import __version__
 from ecgmatch_dist.errors import UserError, disk_sentence, error_line, memory_told
-from ecgmatch_dist.files.plain import plain_lines
+from ecgmatch_dist.files.plain import plain_line, plain_lines
 from ecgmatch_dist.terminal.next_step import advise
 
 COMMANDS = {
@@ -96,7 +98,7 @@ def answer_at_once(args: list[str]) -> bool:
     """Answer what needs no command: nothing, --help, --version, or the first word of several commands."""
     asks_for_help = args[-1:] in (["-h"], ["--help"])
     if not args:
-        found, *commands = advise(Path())
+        found, *commands = map(plain_line, advise(Path()))
         print(usage(), "", f"here: {found}", "next:", *(f"  {command}" for command in commands), sep="\n")
     elif args == ["--version"]:
         print(f"ecgmatch_dist {__version__}")
@@ -109,25 +111,39 @@ def answer_at_once(args: list[str]) -> bool:
     return True
 
 
-def main() -> None:
-    args = sys.argv[1:]
+def answer(args: list[str]) -> None:
+    """Do what is asked for. What was printed is written out here: errors of that belong to the command."""
     try:
-        if answer_at_once(args):
-            return
-        name, function, rest = resolve(args)
-        with memory_told("end other programs, or take a larger machine; the same command continues where it stopped"):
-            if name in PARSE_THEMSELVES:
-                function(rest)
-            else:
-                tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
+        if not answer_at_once(args):
+            name, function, rest = resolve(args)
+            with memory_told(
+                "end other programs, or take a larger machine; the same command continues where it stopped"
+            ):
+                if name in PARSE_THEMSELVES:
+                    function(rest)
+                else:
+                    tyro.cli(function, prog=f"ecgmatch {name}", args=rest)
+    finally:
+        if sys.stdout:
+            sys.stdout.flush()
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a sign that a terminal cannot show is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        answer(sys.argv[1:])
     except UserError as error:
         sys.exit(plain_lines(error_line(error)))
     except BrokenPipeError:  # `ecgmatch ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)  # as others say it: the work was not done to its end
     except OSError as error:
         sentence = disk_sentence(error)
         if sentence is None:
             raise
         sys.exit(plain_lines(f"ecgmatch: {sentence}"))
     except KeyboardInterrupt:
-        sys.exit("ecgmatch: interrupted; the same command continues where it stopped")
+        print("ecgmatch: interrupted; the same command continues where it stopped", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

@@ -1,12 +1,15 @@
 """The command line: every command answers, help is short, mistakes are one line."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tyro
@@ -141,6 +144,42 @@ def test_a_full_disk_is_one_line_and_not_a_traceback(tmp_path: Path) -> None:
     assert "table.csv: File too large; make room" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def end_of(work: str, **options: Any) -> tuple[int, str]:
+    """Exit code and message of a command that does this."""
+    code = f"from ecgmatch_dist import cli; cli.resolve = lambda args: ('', lambda: {work}, []); cli.main()"
+    environment = os.environ | options.pop("env", {})
+    done = subprocess.run(
+        [sys.executable, "-c", code, "x"], stderr=subprocess.PIPE, text=True, check=False, env=environment, **options
+    )
+    return done.returncode, done.stderr
+
+
+def test_what_is_printed_into_a_closed_pipe_or_a_full_disk() -> None:
+    """It is written at the end of a short command: Python then told of an ignored exception."""
+    for work in ("print('a')", "(print('a'), exit(0))"):  # the second as --help does
+        reader, writer = os.pipe()
+        os.close(reader)
+        assert end_of(work, stdout=writer) == (128 + signal.SIGPIPE, "")
+        os.close(writer)
+    with Path("/dev/full").open("w") as full:
+        code, told = end_of("print('a')", stdout=full)
+    assert (code, told) == (
+        1,
+        "ecgmatch: No space left on device; make room or repair the disk, then give the same command again\n",
+    )
+
+
+def test_a_terminal_that_cannot_show_a_sign_does_not_stop_a_command() -> None:
+    for encoding in ("ascii", "utf-8"):
+        done = end_of(r"print('\u2265 \udcfc')", stdout=subprocess.DEVNULL, env={"PYTHONIOENCODING": encoding})
+        assert done == (0, ""), encoding
+
+
+def test_an_interrupt_is_one_line_and_the_exit_code_of_others() -> None:
+    code, told = end_of("__import__('signal').raise_signal(2)")
+    assert (code, told) == (130, "ecgmatch: interrupted; the same command continues where it stopped\n")
 
 
 def test_presets_and_overrides() -> None:
