@@ -10,7 +10,8 @@ from rich.table import Table as ScreenTable
 
 from ecgmatch_dist.data.formats.recording import RecordRef
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.files.atomic import checksum
+from ecgmatch_dist.files.atomic import checksum, naming
+from ecgmatch_dist.files.lock import only_one
 from ecgmatch_dist.files.plain import plain_line, plain_markup
 from ecgmatch_dist.predict.files import SILENT, find_files
 from ecgmatch_dist.predict.flags import sentences
@@ -90,7 +91,13 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
     """Write the table, or what it still lacks. Returns the number of failures."""
     weights = checksum(model.weights)
     about = {"weights": weights, "only": model.only, "nearest": model.count, "rate": reader.rate, "unit": reader.unit}
-    with Table(out, about | {"leads": list(reader.leads)}, model.classes) as table:
+    lock = out.with_name(f".{out.name}.lock")
+    taken = f"{out}: another command is writing this table; wait for it, or give another --out"
+    with (
+        naming(out, lock),
+        only_one(lock, taken),
+        Table(out, about | {"leads": [*reader.leads]}, model.classes) as table,
+    ):
         rest = [ref for ref in refs if label(ref) not in table.done]
         if table.done:
             print(f"{out}: continues after {len(table.done):,} recordings")

@@ -89,6 +89,24 @@ def test_the_table_is_continued(run: Path, folder: Path, tmp_path: Path, capsys:
         command.main(run, tuple(names), out=tmp_path / "q.csv")
 
 
+def test_two_commands_do_not_write_one_table(run: Path, folder: Path, tmp_path: Path) -> None:
+    """Rows were there twice, and the second command ended with an error of the program."""
+    out, again = tmp_path / "p.csv", []
+
+    def meanwhile(path: Path) -> str:
+        with pytest.raises(UserError, match=r"p\.csv: another command is writing this table; wait for it"):
+            command.main(run, (str(folder / "a.hea"),), out=out)
+        again.append(path)
+        return "0"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table.Table, "flush", meanwhile)
+        command.main(run, (str(folder / "a.hea"), str(folder / "b c.hea")), out=out, batch=1)
+    assert again
+    assert len(read_csv(out)) == 2
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+
+
 def test_parquet(run: Path, folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     with pytest.raises(UserError, match="1 of 2"):
