@@ -50,8 +50,8 @@ def progress(folder: Path) -> tuple[int, float | None, float | None]:
         seconds += [line.values["time/step"]] if "time/step" in line.values else []
         best = max(best, line.values.get("map", best))
     for state in folder.glob("checkpoints/step-*/state.json"):
-        with suppress(OSError, ValueError, KeyError):  # the run may be removing it, or it is damaged
-            best = max(best, json.loads(state.read_text(encoding="utf-8"))["counters"]["best"]["map"])
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # it is just removed, or damaged
+            best = max(best, float(json.loads(state.read_text(encoding="utf-8"))["counters"]["best"]["map"]))
     return step, best if best >= 0 else None, statistics.median(seconds) if seconds else None
 
 

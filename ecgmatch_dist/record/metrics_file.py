@@ -1,6 +1,6 @@
 """metrics.jsonl: the numbers of a run, one line per logged step and per validation. Its version is that of config.json."""
 
-import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any
 from ecgmatch_dist.files.jsonl import read_lines, read_tail, to_line
 
 NAME = "metrics.jsonl"
+LARGEST = sys.float_info.max  # JSON takes whole numbers of any length
 
 
 @dataclass(frozen=True)
@@ -48,5 +49,5 @@ def _parse(record: dict[str, Any]) -> MetricsLine | None:
     step, kind = record.get("step"), record.get("kind")
     if not isinstance(step, int) or not isinstance(kind, str):
         return None
-    numbers = {n: float(v) for n, v in record.items() if isinstance(v, int | float) and n not in ("step", "time")}
-    return MetricsLine(step, kind, {name: value for name, value in numbers.items() if math.isfinite(value)})
+    numbers = {n: v for n, v in record.items() if isinstance(v, int | float) and n not in ("step", "time")}
+    return MetricsLine(step, kind, {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST})

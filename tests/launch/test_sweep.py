@@ -169,11 +169,15 @@ def test_a_plan_of_the_first_release_is_read(submitted: Path) -> None:
 
 
 def test_status_of_a_checkpoint_that_is_damaged_or_just_removed(submitted: Path) -> None:
-    states = [submitted / "b" / "checkpoints" / f"step-00000{step}.1" / "state.json" for step in (5, 6)]
-    for state in states:
+    texts = '{"coun', "5", '{"counters": [1]}', '{"counters": {"best": {"map": "high"}}}', "[" * 10_000
+    for number, text in enumerate(texts):
+        state = submitted / "b" / "checkpoints" / f"step-{number + 5:06}.1" / "state.json"
         state.parent.mkdir()
-    states[0].write_text('{"coun')
-    states[1].symlink_to("gone")
+        state.write_text(text)
+    (submitted / "b/checkpoints/step-000099.1").mkdir()
+    (submitted / "b/checkpoints/step-000099.1/state.json").symlink_to("gone")
+    with (submitted / "b" / "metrics.jsonl").open("a") as file:
+        file.write(f'\n{{"step": 9, "kind": "train", "loss": 1{"0" * 400}, "time/step": 0.5}}\n')  # no float holds it
     assert status.collect("small", submitted)[1].best == 0.75
 
 
