@@ -12,6 +12,7 @@ from typing import Any
 
 from ecgmatch_dist.data.formats.read import BY_SUFFIX, refs_in
 from ecgmatch_dist.data.formats.recording import RecordRef, Rejected
+from ecgmatch_dist.data.header_limits import LARGEST_HEADER, MOST_SIGNALS
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict.known import KnownSignals
 from ecgmatch_dist.predict.model import Predictor
@@ -52,7 +53,10 @@ class Desk:
             folder = Path(place)
             for name, content in files.items():
                 (folder / name).write_bytes(content)
-            refs = [ref for name in files if not is_companion(folder / name, files) for ref in refs_in(folder / name)]
+            named = signal_files(files)
+            paths = [folder / name for name in files]
+            own = [path for path in paths if path.suffix.lower() in BY_SUFFIX or path.name not in named]
+            refs = [ref for path in own for ref in refs_in(path)]
             if len(refs) > MOST_RECORDINGS:
                 raise UserError(f"{len(refs):,} recordings, at most {MOST_RECORDINGS} at once; use `ecgmatch predict`")
             rows = [self.row(ref, reader, pages, until) for ref in refs]
@@ -72,12 +76,12 @@ class Desk:
         return prediction.to_json() | ({"page": html} if html else {})
 
 
-def is_companion(path: Path, files: dict[str, bytes]) -> bool:
-    """Whether a file holds the signals of a WFDB header that was sent too."""
-    if path.suffix.lower() in BY_SUFFIX:
-        return False
-    headers = (content for name, content in files.items() if name.endswith(".hea"))
-    return any(path.name in content.decode("utf-8", "replace").split() for content in headers)
+def signal_files(files: dict[str, bytes]) -> set[str]:
+    """The files that WFDB headers among these name: the first words of their lines. Only of what a header may hold, and
+    once: a client may call anything a header."""
+    headers = (content[:LARGEST_HEADER] for name, content in files.items() if name.endswith(".hea"))
+    lines = (line for header in headers for line in header.splitlines()[: MOST_SIGNALS + 1])
+    return {words[0].decode("utf-8", "replace") for line in lines if (words := line.split(maxsplit=1))}
 
 
 def outcome(label: str, folder: str, work: Callable[[], Row]) -> Row:

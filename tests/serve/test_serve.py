@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.support.serving import served
 
 pytest.importorskip("starlette", reason="needs the extra `web`")
 from ecgmatch_dist.serve.app import AT_ONCE, make_serve_app
-from ecgmatch_dist.serve.desk import Desk
+from ecgmatch_dist.serve.desk import Desk, signal_files
 from ecgmatch_dist.web.guard import Limits
 from ecgmatch_dist.web.server import running
 
@@ -108,6 +109,18 @@ def test_what_is_no_ecg_is_refused_with_a_sentence(address: str, record: Path) -
     answer = requests.post(f"{address}/predict", data=b"x", timeout=60)
     assert (answer.status_code, answer.json()["error"][:22]) == (415, "send files as a form, ")
     assert requests.get(f"{address}/predict", timeout=60).status_code == 405
+
+
+def test_what_is_called_a_header_is_not_taken_apart_word_by_word() -> None:
+    """Every word of it became a text, once for each other file: memory and time were many times the size of the request."""
+    words = b" ".join(b"%x" % number for number in range(300_000))
+    files = {f"{number}.hea": words for number in range(15)} | {f"{number}.dat": b"" for number in range(85)}
+    tracemalloc.start()
+    found = signal_files(files | {"a.hea": b"a 1 500\na.dat 16\n# a.mat\n"})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == {"a", "a.dat", "#", "0"}
+    assert peak < 2**23
 
 
 def test_a_bad_file_costs_the_others_nothing(address: str, record: Path) -> None:
