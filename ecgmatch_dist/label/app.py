@@ -105,7 +105,7 @@ class Page:
             raise UserError("an answer has a recording, a reason and seconds")
         if not (is_names(yes) and is_names(unsure)):
             raise UserError("an answer has two lists of classes")
-        time = min(max(float(seconds), 0), DAY)
+        time = float(min(max(seconds, 0), DAY))  # JSON takes whole numbers that no float holds
         await run_in_threadpool(self.session.answer, recording, yes, unsure, time, why[:40])
         following = await run_in_threadpool(self.asked)  # with the same answer: one request less to wait for
         return JSONResponse({"saved": recording, "next": following}, background=BackgroundTask(self.prepare))
@@ -242,7 +242,7 @@ def is_names(value: Any) -> TypeGuard[list[str]]:
 
 
 def number(text: str) -> int:
-    return int(text) if text.isdigit() and len(text) < 9 else 0
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 async def body(request: Request) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def test_questions_answers_and_what_they_come_to(ask: Callable[..., Any], sessio
     assert ask("/api/undo", {}) == {"recording": asked["recording"]}
     assert ask("/api/state")["mine"] == 0
     assert ask("/api/question?back=7")["recording"] == ""
+    assert ask("/api/question?back=%C2%B2")["recording"] == asked["recording"]  # a digit, but no number
     assert "<title>Label ECGs" in ask("/")
 
 
@@ -99,6 +100,8 @@ def test_questions_answers_and_what_they_come_to(ask: Callable[..., Any], sessio
         ({"classes": "CD"}, "two lists"),
         ({"classes": [1]}, "two lists"),
         ({"seconds": "long"}, "seconds"),
+        ({"seconds": float("nan")}, "seconds"),
+        ({"seconds": 10**400, "recording": "own/none"}, "not in these shards"),
         ({"recording": None}, "a recording"),
     ],
 )
