@@ -13,6 +13,7 @@ from ecgmatch_dist.data.formats.recording import RecordRef as RecordRef
 from ecgmatch_dist.data.formats.recording import Rejected as Rejected
 from ecgmatch_dist.data.preprocess import LEADS as LEADS
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.walk import require_readable
 
 
 def find_folder(recipe: Recipe, raw: Path) -> Path:
@@ -25,6 +26,7 @@ def find_folder(recipe: Recipe, raw: Path) -> Path:
 def find_records(recipe: Recipe, raw: Path) -> list[RecordRef]:
     """All recordings, sorted by name."""
     folder = find_folder(recipe, raw)
+    require_readable(folder)
     paths = {path for pattern in recipe.files for path in folder.glob(pattern)} - {folder / recipe.labels.file}
     if not paths:
         places = ", ".join(recipe.folders)

@@ -11,6 +11,7 @@ from ecgmatch_dist.data.formats.leads import LEADS, arrange, check_signal, place
 from ecgmatch_dist.data.formats.read import BY_SUFFIX, format_of, read_tracing, refs_in
 from ecgmatch_dist.data.formats.recording import Layout, Recording, RecordRef, Rejected, Tracing
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.walk import files_below
 
 TABLES = (".csv", ".tsv", ".txt", ".xlsx")
 GUESSES: dict[str, dict[str, object]] = {"leads": {"leads": LEADS}, "units": {"unit": "mV"}, "rate": {"rate": 500.0}}
@@ -57,7 +58,7 @@ def list_files(folder: Path) -> Archive:
     """All recordings of a folder and the folders in it, and the tables that hold no signals."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "~$")))
+    files = [path for path in files_below(folder) if not path.name.startswith((".", "~$"))]
     tables = [path for path in files if path.suffix.lower() in TABLES and not is_signal_table(path)]
     left_out = set(tables)
     refs = [ref for path in files if path.suffix.lower() in BY_SUFFIX and path not in left_out for ref in refs_in(path)]

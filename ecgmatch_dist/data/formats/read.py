@@ -13,6 +13,7 @@ from ecgmatch_dist.data.formats.leads import arrange, check_layout, check_signal
 from ecgmatch_dist.data.formats.recording import Layout, Recording, RecordRef, Rejected, Tracing
 from ecgmatch_dist.data.header_limits import LARGEST_FILE, LEAST_RATE, MOST_RATE, require_regular
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.walk import files_below
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def find(path: str | Path) -> Iterator[RecordRef]:
     if not path.is_dir():
         yield from refs_in(path)
         return
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in BY_SUFFIX and file.is_file() and not file.name.startswith("."):
+    for file in files_below(path):
+        if file.suffix.lower() in BY_SUFFIX and not file.name.startswith("."):
             yield from refs_in(file)
 
 
