@@ -24,7 +24,7 @@ def fitted(config: Config, labelled: int, unlabelled: int, hidden: int | None = 
     if not config.method.needs_labels:
         recordings, batch = labelled + unlabelled, optim.unlabelled_batch
     elif config.method.uses_unlabelled:
-        recordings, batch = unlabelled, optim.unlabelled_batch
+        recordings, batch = min(unlabelled, config.data.unlabelled or unlabelled), optim.unlabelled_batch
         every = config.evaluate.every
     else:
         also = unlabelled if hidden is None else hidden

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ecgmatch_dist import resources
-from ecgmatch_dist.config import Config, flatten
+from ecgmatch_dist.config import Config, fitted, flatten
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import read_toml
@@ -56,6 +56,30 @@ class PlannedRun:
     config: Config
     starts: tuple[str, ...]
     """Names of the runs that it starts from."""
+    steps: int = 0
+    """That it takes on its split; 0: at most `optim.steps`, the split file is missing."""
+
+
+@dataclass(frozen=True)
+class KnownSplit:
+    """What is known of a split before its runs begin. Its file may be missing: then its file name is its name."""
+
+    name: str
+    sizes: tuple[int, int] | None
+    """Labelled and unlabelled recordings."""
+
+    @classmethod
+    def read(cls, path: Path) -> "KnownSplit":
+        if not path.is_file():
+            return cls(path.stem, None)
+        split = Split.load(path)
+        return cls(split.name, (split.size("labelled"), split.size("unlabelled")))
+
+    def steps(self, config: Config) -> int:
+        """Of a run on this split; 0: not known."""
+        if self.sizes is None:
+            return 0 if config.optim.passes else config.optim.steps
+        return fitted(config, *self.sizes).optim.steps
 
 
 def load_sweep(name: str) -> Sweep:
@@ -111,23 +135,20 @@ def plan_runs(
     adapt: Callable[[list[tuple[Path, Config]]], list[tuple[Path, Config]]] = list,
 ) -> list[PlannedRun]:
     """All runs, each after those that it starts from; one that several others start from appears once. `adapt` may change the
-    configurations.
-
-    A split file may be missing: its file name is then taken for the split's name.
-    """
+    configurations."""
     runs: dict[str, PlannedRun] = {}
     supervised = change(base, "method", "supervised").settled()
     plain = {supervised.fingerprint(), *(supervised.start().fingerprint() for _ in range(supervised.starts))}
-    split_names: dict[Path, str] = {}
+    known_splits: dict[Path, KnownSplit] = {}
 
-    def add(config: Config, split: str, starts: tuple[str, ...] = ()) -> str:
-        name = config.run_name(split)
-        known = runs.setdefault(name, PlannedRun(name, config, starts))
+    def add(config: Config, split: KnownSplit, starts: tuple[str, ...] = ()) -> str:
+        name = config.run_name(split.name)
+        known = runs.setdefault(name, PlannedRun(name, config, starts, split.steps(config)))
         if known.config.fingerprint() != config.fingerprint():
             raise UserError(f"sweep {sweep.name}: two different runs would be called {name}; give the variants tags")
         return name
 
-    def add_chain(config: Config, split: str, tag: str) -> str:
+    def add_chain(config: Config, split: KnownSplit, tag: str) -> str:
         """Add a run of the variant `tag` after all that it starts from."""
         starts = []
         for member in range(config.starts):
@@ -138,11 +159,11 @@ def plan_runs(
         return add(config, split, tuple(starts))
 
     for path, config in adapt(configurations(sweep, base, splits)):
-        if path not in split_names:
-            split_names[path] = Split.load(path).name if path.is_file() else path.stem
+        if path not in known_splits:
+            known_splits[path] = KnownSplit.read(path)
         config = config.settled()
         tag = "" if config.method.is_start and config.fingerprint() in plain else config.tag
-        add_chain(dataclasses.replace(config, tag=tag), split_names[path], tag)
+        add_chain(dataclasses.replace(config, tag=tag), known_splits[path], tag)
 
     def links(run: PlannedRun) -> int:
         """Length of the chain that ends with this run."""

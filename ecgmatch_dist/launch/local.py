@@ -56,7 +56,7 @@ def run_local(sweep: str, wanted: Sequence[PlannedRun], runs: Path, site: Site) 
 def wait_for(job: submitit.Job[str], run: PlannedRun, runs: Path) -> None:
     """Wait for a run; on a terminal, with the steps that it has taken so far."""
     with make_bar(Console(stderr=True)) as bar:
-        task = bar.add_task(run.name, total=run.config.optim.steps)
+        task = bar.add_task(run.name, total=run.steps or run.config.optim.steps)
         while not job.done():
             steps = [line.step for line in read_latest(runs / run.name)]
             bar.update(task, completed=max(steps, default=0))

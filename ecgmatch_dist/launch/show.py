@@ -55,7 +55,7 @@ def run_lines(planned: Sequence[PlannedRun], states: dict[str, str]) -> list[str
 
 
 def shown_steps(run: PlannedRun) -> str:
-    return f"{'up to ' if run.config.optim.passes else ''}{run.config.optim.steps:,}"
+    return f"{run.steps:,}" if run.steps else f"up to {run.config.optim.steps:,}"
 
 
 def missing_splits(planned: Sequence[PlannedRun]) -> list[Path]:

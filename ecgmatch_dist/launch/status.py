@@ -82,7 +82,7 @@ def collect(sweep: str, runs: Path, bar: bool = True) -> list[StatusRow]:
             live[submission.job] = slurm.SlurmJob(submission.job, "RUNNING", "here", "None")
     rows = []
     for entry in track(plan, "read runs", len(plan)) if bar else plan:
-        name, steps = entry.run, entry.steps
+        name, steps = entry.run, entry.most_steps
         latest = submissions.get(name)
         job = latest.job if latest else ""
         state, node = state_of(name, runs, job, live, gone)

@@ -24,10 +24,12 @@ class PlanEntry:
     starts: tuple[str, ...]
     config: dict[str, Any]
     """`Config.to_json()`. It stays JSON, so that sweeps of versions with other settings can be read."""
+    steps: int = 0
+    """That the run takes on its split; 0: not known when the plan was written."""
 
     @property
-    def steps(self) -> int:
-        return int(self.config["optim"]["steps"])
+    def most_steps(self) -> int:
+        return self.steps or int(self.config["optim"]["steps"])
 
     @property
     def method(self) -> str:
@@ -49,7 +51,7 @@ class SweepPlan:
 def write_plan(sweep: str, runs: Path, planned: Sequence[PlannedRun]) -> None:
     folder = sweep_folder(runs, sweep)
     folder.mkdir(parents=True, exist_ok=True)
-    plan = SweepPlan(tuple(PlanEntry(run.name, run.starts, run.config.to_json()) for run in planned))
+    plan = SweepPlan(tuple(PlanEntry(run.name, run.starts, run.config.to_json(), run.steps) for run in planned))
     write_json(folder / "plan.json", asdict(plan))
 
 

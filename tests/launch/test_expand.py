@@ -1,5 +1,6 @@
 """Sweep files: which runs they describe, what is refused."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.launch import expand
 from ecgmatch_dist.launch.overrides import change
+from ecgmatch_dist.launch.show import shown_steps
+from ecgmatch_dist.launch.sweep_plan import read_plan, write_plan
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.fixmatch import FixMatchSettings
 
@@ -154,3 +157,21 @@ def test_the_members_of_a_committee_are_starts_too(tmp_path: Path) -> None:
     }
     assert [run.name for run in found if not run.starts] == list(committee)
     assert len({run.config.fingerprint() for run in found}) == len(found)
+
+
+def test_steps_are_those_on_the_split(data: Path, tmp_path: Path) -> None:
+    """A preset that asks for passes names the most steps; a plan that knows the split says how many it will be."""
+    (tmp_path / "splits").mkdir()
+    shutil.copy(data / "split.json", tmp_path / "splits" / "here@0.2.s20.json")
+    text = (
+        'preset = "few_labels"\nsplit = "{name}@0.2.s20"\n[grid]\nname = ["here", "missing"]\nmethod = ["ecgmatch"]\n'
+    )
+    sweep = expand.load_sweep(write(tmp_path, text))
+    base = expand.base_config(sweep, "", "shards", tmp_path / "runs", ())
+    runs = expand.plan_runs(sweep, base, tmp_path / "splits")
+    steps = {run.config.split.stem: shown_steps(run) for run in runs if run.config.method.name == "ecgmatch"}
+    assert steps == {"here@0.2.s20": "600", "missing@0.2.s20": "up to 6,000"}
+    write_plan("own", tmp_path / "runs", runs)
+    plan = {entry.run: entry.most_steps for entry in read_plan("own", tmp_path / "runs")}
+    assert [plan[run.name] for run in runs] == [run.steps or run.config.optim.steps for run in runs]
+    assert {600, 6000} <= set(plan.values())
