@@ -25,7 +25,7 @@ def fitted(config: Config, labelled: int, unlabelled: int, hidden: int | None = 
         recordings, batch = labelled + unlabelled, optim.unlabelled_batch
     elif config.method.uses_unlabelled:
         recordings, batch = min(unlabelled, config.data.unlabelled or unlabelled), optim.unlabelled_batch
-        every = config.evaluate.every
+        every = config.evaluate.every  # its start is validated often: it overfits. This stage settles slowly
     else:
         also = unlabelled if hidden is None else hidden
         recordings = labelled + also if config.method.knows_all_labels else labelled
