@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -12,7 +11,7 @@ from typing import Literal
 import tyro
 
 from ecgmatch_dist import __version__
-from ecgmatch_dist.errors import UserError, disk_sentence, error_line, memory_told
+from ecgmatch_dist.errors import UserError, ending, memory_told
 from ecgmatch_dist.files.plain import plain_line, plain_lines
 from ecgmatch_dist.terminal.next_step import advise
 
@@ -134,16 +133,11 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         answer(sys.argv[1:])
-    except UserError as error:
-        sys.exit(plain_lines(error_line(error)))
-    except BrokenPipeError:  # `ecgmatch ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)  # as others say it: the work was not done to its end
-    except OSError as error:
-        sentence = disk_sentence(error)
-        if sentence is None:
+    except (Exception, KeyboardInterrupt) as error:
+        if (end := ending(error)) is None:
             raise
-        sys.exit(plain_lines(f"ecgmatch: {sentence}"))
-    except KeyboardInterrupt:
-        print("ecgmatch: interrupted; the same command continues where it stopped", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        if isinstance(error, BrokenPipeError):  # or Python would try to write out the rest, and tell of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if end.line:
+            print(plain_lines(end.line), file=sys.stderr)
+        sys.exit(end.code)

@@ -1,11 +1,16 @@
 """The error for problems that a user can fix. It is shown as one line, without a traceback."""
 
 import errno
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 """Failures of a disk, also where Python does not say of which file."""
+TOO_MANY = {errno.EMFILE, errno.ENFILE}
+"""No file can be opened, because too many are open."""
+AGAIN = "then give the same command again"
 
 
 class UserError(Exception):
@@ -17,13 +22,38 @@ def error_line(error: UserError, rank: int = 0) -> str:
     return f"ecgmatch: {error}" if rank == 0 else f"ecgmatch (rank {rank}): {error}"
 
 
-def disk_sentence(error: OSError) -> str | None:
+class Ending(NamedTuple):
+    """How a command ends after an error."""
+
+    line: str
+    """What the user reads; empty: nothing."""
+    code: int
+    """Exit code, as shells expect it."""
+
+
+def ending(error: BaseException, rank: int = 0) -> Ending | None:
+    """How a command or a rank ends after this error. None: it is a fault of the program, and wants a traceback."""
+    if isinstance(error, UserError):
+        return Ending(error_line(error, rank), 1)
+    if isinstance(error, KeyboardInterrupt):
+        # The ranks of a launcher are interrupted all together; the launcher tells it once.
+        return Ending("ecgmatch: interrupted; the same command continues where it stopped", 128 + signal.SIGINT)
+    if isinstance(error, BrokenPipeError):  # `ecgmatch ... | head`: the work was not done to its end
+        return Ending("", 128 + signal.SIGPIPE)
+    if isinstance(error, OSError) and (sentence := file_sentence(error)):
+        return Ending(error_line(UserError(sentence), rank), 1)
+    return None
+
+
+def file_sentence(error: OSError) -> str | None:
     """What to tell a user about a failure of files: which one, why, and the remedy. None: it is about something else."""
-    if error.filename is None and error.errno not in DISK:
+    if error.filename is None and error.errno not in DISK | TOO_MANY:
         return None
     remedy = ""
     if error.errno in DISK:
-        remedy = "; make room or repair the disk, then give the same command again"
+        remedy = f"; make room or repair the disk, {AGAIN}"
+    elif error.errno in TOO_MANY:
+        remedy = f"; allow more of them (ulimit -n 4096), {AGAIN}"
     elif error.errno in (errno.EACCES, errno.EPERM):
         remedy = "; name another place, or ask its owner for the right to read and write there"
     where = f"{error.filename}: " if error.filename else ""

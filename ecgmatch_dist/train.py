@@ -25,10 +25,10 @@ from ecgmatch_dist.config import Config, fitted
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.devices import use_deterministic_algorithms
-from ecgmatch_dist.distributed.launcher import start_ranks, tell_launcher
+from ecgmatch_dist.distributed.launcher import end_rank, start_ranks
 from ecgmatch_dist.distributed.session import Ranks, session
 from ecgmatch_dist.distributed.whereabouts import during
-from ecgmatch_dist.errors import UserError, disk_sentence, error_line, memory_told
+from ecgmatch_dist.errors import UserError, memory_told
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
@@ -304,15 +304,6 @@ sys.modules[__name__].__class__ = _CallableModule
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except UserError as error:
-        line = error_line(error, int(os.environ.get("RANK", "0")))
-        tell_launcher(line)
-        sys.exit(line)
-    except OSError as error:
-        if (sentence := disk_sentence(error)) is None:
-            raise
-        line = error_line(UserError(sentence), int(os.environ.get("RANK", "0")))
-        tell_launcher(line)
-        sys.exit(line)
-    except KeyboardInterrupt:
-        sys.exit(130)  # the launcher prints the message
+    except (Exception, KeyboardInterrupt) as error:
+        end_rank(error, int(os.environ.get("RANK", "0")))
+        raise

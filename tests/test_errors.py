@@ -1,6 +1,7 @@
 """Errors of disk and memory in one line."""
 
 import errno
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from ecgmatch_dist.config import Evaluate
-from ecgmatch_dist.errors import UserError, disk_sentence, memory_sentence
+from ecgmatch_dist.errors import UserError, ending, file_sentence, memory_sentence
 from ecgmatch_dist.files.atomic import write_atomic
 from tests.support.training import run, tiny
 
@@ -56,5 +57,30 @@ def test_an_error_of_the_disk_names_the_file_and_not_what_stands_for_it(tmp_path
 
     with pytest.raises(OSError, match="sorry") as caught:
         write_atomic(tmp_path / "table.csv", fail)
-    sentence = disk_sentence(caught.value)
+    sentence = file_sentence(caught.value)
     assert sentence == f"{tmp_path}/table.csv: sorry; make room or repair the disk, then give the same command again"
+
+
+def test_too_many_open_files_are_one_line() -> None:
+    """Python names no file there: it was a traceback."""
+    limit = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    code = f"{limit}; from ecgmatch_dist import cli; cli.resolve = lambda args: ('', OPEN, []); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("OPEN", "lambda: [os.pipe() for _ in range(99)]"), "x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    remedy = "allow more of them (ulimit -n 4096), then give the same command again"
+    assert (done.returncode, done.stderr) == (1, f"ecgmatch: Too many open files; {remedy}\n")
+
+
+def test_how_a_rank_ends() -> None:
+    assert ending(UserError("no"), rank=3) == ("ecgmatch (rank 3): no", 1)
+    assert ending(OSError(errno.ENOSPC, "full", "x.tar"), rank=2) == (
+        "ecgmatch (rank 2): x.tar: full; make room or repair the disk, then give the same command again",
+        1,
+    )
+    assert ending(BrokenPipeError(errno.EPIPE, "Broken pipe")) == ("", 128 + signal.SIGPIPE)
+    assert ending(ValueError("a fault of the program")) is None
+    assert ending(ConnectionResetError(errno.ECONNRESET, "peer")) is None  # of a rank that is lost: see heartbeat.py

@@ -5,9 +5,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from ecgmatch_dist.errors import ending
+from ecgmatch_dist.files.plain import plain_lines
 
 
 def tell_launcher(line: str) -> None:
@@ -16,6 +19,15 @@ def tell_launcher(line: str) -> None:
         error = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": error}), encoding="utf-8")
+
+
+def end_rank(error: BaseException, rank: int, leave: Callable[[int], None] = sys.exit) -> None:
+    """Tell an error that a user can mend in one line, also to the launcher, and leave. Another error: returns."""
+    if end := ending(error, rank):
+        if end.line and not isinstance(error, KeyboardInterrupt):  # that one the launcher tells, once for all ranks
+            sys.stderr.write(f"{plain_lines(end.line)}\n")  # at once: another rank may write its own in between
+            tell_launcher(end.line)
+        leave(end.code)
 
 
 def start_ranks(ranks: int, module: str, args: Sequence[str]) -> None:

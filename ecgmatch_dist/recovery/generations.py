@@ -142,6 +142,8 @@ class Fence:
         """Turn an OSError into `Superseded`, if that is the cause, or into a one-line UserError."""
         try:
             yield
+        except BrokenPipeError:  # who read the output has gone: no fault of the folder
+            raise
         except OSError as error:
             self.raise_if_superseded(error)
             raise UserError(f"{self.folder}: {error}. {REMEDY}") from error

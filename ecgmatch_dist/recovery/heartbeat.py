@@ -21,9 +21,9 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
-from ecgmatch_dist.distributed.launcher import tell_launcher
+from ecgmatch_dist.distributed.launcher import end_rank
 from ecgmatch_dist.distributed.whereabouts import failed_collective, here
-from ecgmatch_dist.errors import UserError, error_line
+from ecgmatch_dist.errors import UserError
 
 SILENT = 3  # periods without a heartbeat after which a rank counts as gone
 MAX_ERROR = 2000  # characters of an error message: a heartbeat must fit into one disk block
@@ -39,16 +39,21 @@ def ending_at_once(rank: int, world: int) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if world == 1:
             raise
-        if isinstance(error, UserError):
-            sys.stderr.write(f"{error_line(error, rank)}\n")  # at once: another rank may write its own in between
-            tell_launcher(error_line(error, rank))
-        elif isinstance(error, Exception):
-            traceback.print_exception(error)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        interrupted = isinstance(error, KeyboardInterrupt)
-        os._exit(130 if interrupted else LOST if failed_collective(error) else 1)
+
+        collective = failed_collective(error)
+
+        def leave(code: int) -> None:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(LOST if code == 1 and collective else code)
+
+        end_rank(error, rank, leave)
+        if collective:  # between two runs of a chain, where no heartbeat tells which rank it was
+            why = " ".join(str(error).split())[:200]
+            end_rank(UserError(f"lost contact in {collective}; a rank that has ended said why ({why})"), rank, leave)
+        traceback.print_exception(error)
+        leave(1)
 
 
 class Heartbeat:

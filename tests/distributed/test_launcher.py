@@ -1,6 +1,8 @@
 """A mistake under several ranks: one line with `--ranks`; with torchrun, the line is the end of its long summary."""
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -51,6 +53,25 @@ def test_ranks_train_together(data: Path, tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("*.ecgmatch")
     assert '"world_size": 2' in (folder / "result.json").read_text()
     assert "step 12/12" in done.stderr  # without a terminal, too
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reader_of_the_output_that_goes_away(data: Path, tmp_path: Path, ranks: int) -> None:
+    """`ecgmatch train --ranks 2 ... | head -1`: quiet, with the exit code of other programs. It was a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(  # the chain's first line, "run 1 of 2", finds nobody
+        [*command(tiny(data, tmp_path)), f"--ranks={ranks}"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    os.close(writer)
+    assert done.returncode == 128 + signal.SIGPIPE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
 
 
 def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
