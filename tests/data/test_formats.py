@@ -1,5 +1,8 @@
 """Recordings of every format give the same twelve leads. Files are written by other libraries where there are any."""
 
+import bz2
+import gzip
+import lzma
 import re
 import shutil
 import subprocess
@@ -120,6 +123,19 @@ def test_content_decides_where_the_suffix_does_not(tmp_path: Path, x: np.ndarray
         np.testing.assert_allclose(read(plain, **named).signal, x, atol=3e-3)  # type: ignore[arg-type]
     (tmp_path / "letter").write_text("Dear colleague,")
     assert refused(lambda: read(tmp_path / "letter")).startswith("format: not one of wfdb, csv")
+
+
+@pytest.mark.parametrize("kind", ["zip", "gzip", "bzip2", "xz", "tar", "PDF"])
+def test_what_people_have_instead_of_a_recording_gets_a_remedy(tmp_path: Path, kind: str) -> None:
+    path, content = tmp_path / "ecg.packed", tmp_path / "ecg.csv"
+    content.write_text("1,2,3")
+    packers = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+    if kind in ("zip", "tar"):
+        Path(shutil.make_archive(str(tmp_path / "ecg"), kind, tmp_path, content.name)).rename(path)
+    else:
+        path.write_bytes(packers[kind](content.read_bytes()) if kind in packers else b"%PDF-1.7")
+    remedy = "is a picture; export the signal itself" if kind == "PDF" else "is packed; unpack it first"
+    assert refused(lambda: read(path)).startswith(f"format: a {kind} file, which {remedy}")
 
 
 @pytest.mark.parametrize(

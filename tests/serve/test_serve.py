@@ -89,7 +89,7 @@ def test_what_is_no_ecg_is_refused_with_a_sentence(address: str, record: Path) -
         ([record], {}, "a.hea: unreadable: No such file or directory: a.dat; send the header and its signal files together"),
         ([data], {}, "signals need their WFDB header (.hea): send both together"),
         ([("a.hea", record.read_bytes()), ("a.dat", data.read_bytes()[:1000])], {}, "cut short: a.dat holds 41 of 5000"),
-        ([("cat.jpg", b"\xff\xd8\xff")], {}, "cat.jpg: format: not one of wfdb, csv"),
+        ([("cat.jpg", b"\xff\xd8\xff")], {}, "cat.jpg: format: a JPEG file, which is a picture; export the signal itself"),
         ([("x.csv", b"I,II\n1,2\n" * 20)], {}, "x.csv: layout: not a table of numbers"),
         ([("x.npy", b"\x93NUMPY")], {}, "x.npy: unreadable"),
         ([("x.npy", b"")], {}, "x.npy: unreadable"),

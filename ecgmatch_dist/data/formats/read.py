@@ -40,6 +40,19 @@ FORMATS = (
     Format("scp", (".scp",), clinical.read),
     Format("clinical", (".ecg", ".mwf", ".mfer", ".mfr"), clinical.read),
 )
+PACKED, PICTURE = "is packed; unpack it first", "is a picture; export the signal itself (DICOM, XML, SCP, CSV)"
+OTHERS = (
+    (0, b"PK\x03\x04", "zip", PACKED),
+    (0, b"\x1f\x8b", "gzip", PACKED),
+    (0, b"BZh", "bzip2", PACKED),
+    (0, b"\xfd7zXZ", "xz", PACKED),
+    (0, b"7z\xbc\xaf", "7-Zip", PACKED),
+    (257, b"ustar", "tar", PACKED),
+    (0, b"%PDF", "PDF", PICTURE),
+    (0, b"\x89PNG", "PNG", PICTURE),
+    (0, b"\xff\xd8\xff", "JPEG", PICTURE),
+)
+"""Offset and bytes of files that people have instead of a recording: what it is, and what to do."""
 BY_SUFFIX = {suffix: form for form in FORMATS for suffix in form.suffixes}
 NAMES = tuple(form.name for form in FORMATS)
 
@@ -66,6 +79,9 @@ def format_of(path: Path, name: str = "") -> Format:
         raise Rejected("format", "a .mat file without a WFDB header (.hea) beside it; save it as NPY, CSV or HDF5")
     if clinical.recognises(path):
         return BY_SUFFIX[".ecg"]
+    for offset, begins, what, remedy in OTHERS:
+        if start[offset:].startswith(begins):
+            raise Rejected("format", f"a {what} file, which {remedy}")
     raise Rejected("format", f"not one of {', '.join(NAMES[:-1])}")
 
 
