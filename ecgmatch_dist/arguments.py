@@ -12,13 +12,14 @@ import tyro
 from ecgmatch_dist.config import Config, Optim, methods
 from ecgmatch_dist.errors import UserError, require
 from ecgmatch_dist.presets import PRESETS
+from ecgmatch_dist.record.start_weights import pinned
 
 EXAMPLES = """
   ecgmatch train --preset few_labels --split splits/within-chapman@0.05.s20.json
   ecgmatch train --ranks 8 --split splits/mix@0.01.s20.json --shards data/shards
   ecgmatch train --method fixmatch --tag slow --optim.lr 0.001
 """
-MAIN = ("split", "shards", "runs", "tag", "seed", "init")
+MAIN = ("split", "shards", "runs", "tag", "seed", "init", "weights")
 """What the short help shows; the rest is in --help-all."""
 HELP_WIDTH = 78
 OTHER_OPTIM = ("pretrain", "contrast")
@@ -40,7 +41,7 @@ def parse(args: list[str]) -> Config:
         read(base, ["--help"], long_help(base), OTHER_OPTIM)
     config = Config(**vars(read(base, args)))
     refuse_unused_optim(config, base)
-    return config.settled()
+    return pinned(config.settled())
 
 
 def refuse_unused_optim(config: Config, base: Config) -> None:

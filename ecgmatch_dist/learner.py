@@ -43,8 +43,10 @@ def build_learner(
         use_whole_fp32(ranks.device)
     model = build_model(classes, config.model, seed)
     if starts:
-        # A classifier that was fitted to measure features without labels is no start: the supervised run begins with its own.
-        own = model.classifier.state_dict(prefix="classifier.") if config.method.is_start else {}
+        # A classifier that was fitted to measure features without labels is no start, and one of other classes is left out: the
+        # run begins with its own.
+        new = (config.method.is_start and config.starts > 0) or "classifier.weight" not in starts[0]
+        own = model.classifier.state_dict(prefix="classifier.") if new else {}
         model.load_state_dict(starts[0] | own)
     method = build_method(config.method, Task(labels, rows, config.optim.steps, width, seed, config.bank.view))
     committee = []

@@ -16,6 +16,7 @@ from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
 from ecgmatch_dist.record.folder import RunFolder
+from ecgmatch_dist.record.start_weights import check_not_seen, starting_weights
 
 
 def open_store(config: Config, split: Split) -> ShardStore:
@@ -27,7 +28,8 @@ def open_store(config: Config, split: Split) -> ShardStore:
 
 
 def check_before_training(config: Config, split: Split, main: bool) -> None:
-    """Refuse shards that the settings are not meant for. Tell what is labelled, unlabelled, unknown and rare."""
+    """Refuse shards that the settings are not meant for, and weights that know the test part. Tell what is labelled,
+    unlabelled, unknown and rare."""
     store, meant = open_store(config, split), config.data
     found = f"{store.rate} Hz, 12 x {store.length}"
     if meant.rate not in (0, store.rate) or meant.length not in (0, store.length):
@@ -37,7 +39,11 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
             f"{config.shards}: the shards are {found}, the settings are meant for {meant.rate or store.rate} Hz, "
             f"12 x {meant.length or store.length}; give {' or '.join(presets) or 'shards of that kind'}, or {own}"
         )
-    for line in readiness(split, split.all_labels(store), found) if main else ():
+    lines = readiness(split, split.all_labels(store), found)
+    if config.weights:
+        starting_weights(config, store.preprocess, ())
+        lines += [f"warning: {text}" for text in [check_not_seen(config, split)] if text]
+    for line in lines if main else ():
         print(line, flush=True)
 
 

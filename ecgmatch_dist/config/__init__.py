@@ -3,6 +3,7 @@
 from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.fields import (
+    PIN,
     Augment,
     Bank,
     Config,
@@ -17,6 +18,7 @@ from ecgmatch_dist.config.roles import Role, added, draw, execution
 from ecgmatch_dist.config.saved import first_difference, flatten, from_json, role
 
 __all__ = [
+    "PIN",
     "Augment",
     "Bank",
     "Config",

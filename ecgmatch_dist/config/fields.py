@@ -193,6 +193,10 @@ class Runtime:
     """A collective operation that takes longer ends the run with an error."""
 
 
+PIN = "#"
+"""Between the name of a model and the checksum of its weights, in `Config.weights` of a run that has begun."""
+
+
 @dataclass(frozen=True)
 class Config:
     """One training run."""
@@ -213,6 +217,9 @@ class Config:
     """Number of this run in a committee of supervised runs. Each member has its own seed."""
     init: Literal["pretrained", "scratch"] = "pretrained"
     """Start from the supervised run on the same split (trained first if it is missing), or from random weights."""
+    weights: str = added("")
+    """A trained model that the first run of the chain begins with, instead of random weights: a run folder, one of `ecgmatch
+    export`, the name of a model that comes with the package, or one on the hub. It must have the same network."""
     method: MethodSettings = field(default_factory=lambda: method_settings("ecgmatch")())
     """The training method."""
     data: Data = Data()
@@ -236,6 +243,11 @@ class Config:
     """Validation."""
     runtime: Runtime = Runtime()
     """Execution."""
+
+    @property
+    def begins_with(self) -> str:
+        """The model whose weights this very run begins with; empty: random weights, or those of a run that it starts from."""
+        return self.weights if self.starts == 0 else ""
 
     @property
     def starts(self) -> int:
@@ -317,6 +329,8 @@ class Config:
     def fingerprint(self) -> str:
         """Hash of every setting that decides the result; the split and the shards are compared by their own checksums."""
         value = as_json(self, without=("execution",), older=True)
+        if self.weights:
+            value["weights"] = self.weights.rpartition(PIN)[2]  # what they are, not where
         value |= value.pop(
             "runtime"
         )  # the first release had these two fields at the top level, and its hashes must stay

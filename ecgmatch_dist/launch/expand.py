@@ -17,6 +17,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import read_toml
 from ecgmatch_dist.launch.overrides import change
 from ecgmatch_dist.presets import PRESETS
+from ecgmatch_dist.record.start_weights import pinned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def plan_runs(
     """All runs, each after those that it starts from; one that several others start from appears once. `adapt` may change the
     configurations."""
     runs: dict[str, PlannedRun] = {}
-    supervised = change(base, "method", "supervised").settled()
+    supervised = pinned(change(base, "method", "supervised").settled())
     plain = {supervised.fingerprint(), *(supervised.start().fingerprint() for _ in range(supervised.starts))}
     known_splits: dict[Path, KnownSplit] = {}
 
@@ -161,7 +162,7 @@ def plan_runs(
     for path, config in adapt(configurations(sweep, base, splits)):
         if path not in known_splits:
             known_splits[path] = KnownSplit.read(path)
-        config = config.settled()
+        config = pinned(config.settled())
         tag = "" if config.method.is_start and config.fingerprint() in plain else config.tag
         add_chain(dataclasses.replace(config, tag=tag), known_splits[path], tag)
 

@@ -22,11 +22,11 @@ from ecgmatch_dist.network.crops import over_crops
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.predict.cases import KnownCases
 from ecgmatch_dist.predict.files import find_files
-from ecgmatch_dist.predict.hub import model_folder
 from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
 from ecgmatch_dist.predict.read import Reader, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.record.calibration import read_calibration
+from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 ALONE = (
@@ -54,9 +54,7 @@ class Predictor:
         only: bool = True,
     ) -> None:
         self.folder, self.name = model_folder(folder)
-        own = self.folder / "model.safetensors"  # by `ecgmatch export`: without known cases, with its label scheme
-        self.exported = own.is_file()
-        self.weights = own if self.exported else self.folder / "best.safetensors"
+        self.weights, self.exported = weights_file(self.folder)
         state, self.notes = load_weights(self.weights)
         self.scheme = load_scheme(str(self.folder / "labels.toml") if self.exported else self.notes.scheme)
         self.classes, self.thresholds = list(self.notes.classes), np.array(self.notes.thresholds)

@@ -22,6 +22,7 @@ from ecgmatch_dist.readiness import open_archive, open_store
 from ecgmatch_dist.record.diagnostics import Diagnostics
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
+from ecgmatch_dist.record.start_weights import starting_weights
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.finite import FiniteCheck
 from ecgmatch_dist.run.parts import Parts, as_seen_by, parts_of
@@ -40,7 +41,11 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
     seed = (config.seed or split.seed) + 1000 * config.member
     y_b = parts.targets(ranks.device, torch.float64 if config.runtime.precision == "fp64" else torch.float32)
     unlabelled_labels = parts.labels["unlabelled"]
-    learner = build_learner(config, ranks, y_b, len(unlabelled_labels), seed, [load_file(s.best) for s in starts])
+    classes = list(load_scheme(split.scheme).short)
+    weights = [load_file(start.best) for start in starts]
+    if config.begins_with:
+        weights = [starting_weights(config, parts.store.preprocess, classes)]
+    learner = build_learner(config, ranks, y_b, len(unlabelled_labels), seed, weights)
     labelled, unlabelled = open_streams(config, ranks, parts, seed)
     run = Run(
         config=config,
@@ -58,7 +63,7 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         augment=ECGAugment(config.augment),
         logger=RunLogger(folder.path, ranks.main, config.optim.steps, folder.fence),
         checkpointer=build_checkpointer(fingerprint, folder, split, parts),
-        diagnostics=Diagnostics(list(load_scheme(split.scheme).short), torch.from_numpy(unlabelled_labels)),
+        diagnostics=Diagnostics(classes, torch.from_numpy(unlabelled_labels)),
         finite=FiniteCheck(ranks.device),
         starts=[start.path.name for start in starts],
     )

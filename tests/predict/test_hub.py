@@ -8,7 +8,7 @@ import pytest
 import ecgmatch_dist as em
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command
-from ecgmatch_dist.predict import hub
+from ecgmatch_dist.record import hub
 from tests.support.prediction import ecg, write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,7 +10,7 @@ from ecgmatch_dist.errors import UserError
 
 FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md")
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
-INCLUDED = Path(__file__).parent / "models"
+INCLUDED = Path(__file__).parents[1] / "predict" / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""
 MEANT = 0.7
 """A name that is so much like an included one was meant to be it."""
@@ -32,6 +32,12 @@ def model_folder(name: str | Path) -> tuple[Path, str]:
     if match is None or (not marked and (path.exists() or path.parent.exists())):
         return path, path.resolve().name if path.name in ("", "..") else path.name
     return _fetched(match["repo"], match["revision"], marked), match["repo"]
+
+
+def weights_file(folder: Path) -> tuple[Path, bool]:
+    """The weights in a model's folder, and whether `ecgmatch export` wrote it: with its label scheme, without known cases."""
+    own = folder / "model.safetensors"
+    return (own, True) if own.is_file() else (folder / "best.safetensors", False)
 
 
 def included() -> list[str]:

@@ -1,0 +1,125 @@
+"""The trained model that a chain of runs may begin with (`--weights`): which one it is, whether it fits, what it has seen."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from ecgmatch_dist.config import PIN, Config, Model
+from ecgmatch_dist.data.preprocess import Preprocess
+from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.errors import UserError, require
+from ecgmatch_dist.record.hub import model_folder, weights_file
+from ecgmatch_dist.record.weights import load_weights
+
+DIGITS = 16  # of the SHA-256
+FREE = ("dropout", "feature")
+"""Settings of a network that its weights do not depend on."""
+
+
+def pinned(config: Config) -> Config:
+    """The same run with the checksum of the weights behind their name: other weights of that name are another run."""
+    if not config.weights:
+        return config
+    name, wanted = _parted(config.weights)
+    path = _file(name)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    if wanted not in ("", found):
+        raise UserError(
+            f"{path}: these are not the weights that the run began with (checksum {found}, not {wanted}); "
+            "bring them back, or give the run another --tag"
+        )
+    return replace(config, weights=f"{name}{PIN}{found}")
+
+
+def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Tensor]:
+    """The weights that the chain begins with. Without the classifier, if it knows other classes. Refuses what does not fit."""
+    path = _file(_parted(config.weights)[0])
+    weights, notes = load_weights(path)
+    check_network(config.model, notes.model, path)
+    if notes.preprocess != preprocess:
+        own, theirs = (f"{p.rate} Hz, 12 x {p.length}" for p in (preprocess, notes.preprocess))
+        raise UserError(
+            f"{path}: the model reads signals of another preprocessing ({theirs}) than the shards have ({own}); "
+            "build shards as it needs them, or begin with another model"
+        )
+    same = list(notes.classes) == list(classes)
+    return {name: value for name, value in weights.items() if same or not name.startswith("classifier.")}
+
+
+def check_network(own: Model, theirs: Model, path: Path) -> None:
+    """Refuse weights of another network, with the option that would make it the same."""
+    for key, value in asdict(theirs).items():
+        option = f"--model.{key.replace('_', '-')} {value}"
+        remedy = f"the weights in {path} have {value!r}; give {option}, or begin with another model"
+        require(key in FREE or getattr(own, key) == value, f"model.{key}", getattr(own, key), remedy)
+
+
+def check_not_seen(config: Config, split: Split) -> str:
+    """Refuse a model that has seen test recordings of the split: its scores would be too good. Returns a warning where that
+    cannot be told; else an empty text."""
+    name = _parted(config.weights)[0]
+    folder = model_folder(name)[0]
+    if (folder / "split.json").is_file():
+        seen = test_recordings_in(Split.load(folder / "split.json"), split)
+        if seen:
+            raise UserError(
+                f"weights = {name!r}: the model was trained or chosen with {len(seen)} of the {split.size('test')} test "
+                f"recordings of {split.name} (such as {seen[0]}), so its scores would be too good; begin with a model that "
+                "has not seen them"
+            )
+        return "" if seen is not None else f"{name} may have seen test recordings: the two splits cannot be compared"
+    known = trained_on(folder)
+    shared = sorted({*known} & {split.test_database or "", *split.databases})
+    if known and not shared:
+        return ""
+    what = f"was trained on {', '.join(shared)}" if shared else "does not say what it was trained on"
+    return f"{name} {what}: if it has seen test recordings of this split, their scores are too good"
+
+
+def test_recordings_in(old: Split, new: Split) -> list[str] | None:
+    """Test recordings of the split `new` that are labelled, unlabelled or validation recordings of `old`. None: that cannot be
+    told, because only one of them lists names, or the shards were built anew."""
+    if old.parts and new.parts:
+        seen = {name for part in ("labelled", "unlabelled", "validation") for name in old.parts[part]}
+        return sorted(seen & {*new.parts["test"]})
+    common = {*old.databases} & {*new.databases}
+    if not common:
+        return []
+    if old.parts or new.parts or any(old.manifests[name] != new.manifests[name] for name in common):
+        return None
+    return [
+        f"{name}, row {row}"
+        for name in sorted(common)
+        for row, (before, now) in enumerate(zip(old.letters[name], new.letters[name], strict=True))
+        if now == "t" and before in "luv"
+    ]
+
+
+def trained_on(folder: Path) -> list[str]:
+    """Databases that a model has learnt from, as its folder says: the split of a run, config.json of an exported model. Empty:
+    unknown."""
+    if (folder / "split.json").is_file():
+        return list(Split.load(folder / "split.json").databases)
+    try:
+        value = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return [str(name) for name in value.get("databases", [])]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
+
+
+def _parted(weights: str) -> tuple[str, str]:
+    """Name and checksum; without one, an empty text."""
+    match = re.fullmatch(rf"(.+){PIN}([0-9a-f]{{{DIGITS}}})", weights, re.DOTALL)
+    return (match[1], match[2]) if match else (weights, "")
+
+
+def _file(name: str) -> Path:
+    path = weights_file(model_folder(name)[0])[0]
+    remedy = "the folder of a finished run or of `ecgmatch export`, or the name of a model that comes with the package"
+    require(path.is_file(), "weights", name, remedy)
+    return path

@@ -1,0 +1,134 @@
+"""`--weights`: a chain begins with a trained model, which is known by its content, fits, and has not seen the test part."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ecgmatch_dist.arguments import parse
+from ecgmatch_dist.config import Config, Model
+from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.data.splits import make_split
+from ecgmatch_dist.data.store import ShardStore
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.export import command as export
+from ecgmatch_dist.methods.supervised import SupervisedSettings
+from ecgmatch_dist.record.config_file import read_config
+from ecgmatch_dist.record.start_weights import check_not_seen, pinned, starting_weights
+from tests.support.shard_factory import make_shards, random_codes
+from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on another database, as somebody would publish it."""
+    folder = tmp_path_factory.mktemp("public")
+    codes = random_codes(100)
+    make_shards(folder / "shards", "ptbxl", 100, 128, codes, signals=learnable(codes, 128))
+    make_split(ShardStore(folder / "shards", ["ptbxl"]), "within", 1.0, 5, "ecgmatch5").save(folder / "split.json")
+    return run(tiny(folder, folder / "runs", SupervisedSettings()).settled())
+
+
+def test_the_first_run_of_the_chain_begins_with_the_weights(data: Path, tmp_path: Path, public: Path) -> None:
+    config = tiny(data, tmp_path, weights=str(public))
+    still = replace(config.pretrain, lr=1e-9, steps=1)
+    folder = run(replace(config, pretrain=still))
+    begun, given = (load_file(path / "best.safetensors") for path in (tmp_path / f"{stem(folder)}.supervised", public))
+    for name in (name for name in given if name.endswith("weight")):
+        torch.testing.assert_close(
+            begun[name], given[name], rtol=0, atol=1e-7
+        )  # also the classifier: the same five classes
+    saved = read_config(folder / "config.json").settings["weights"]
+    assert saved.startswith(f"{public}#")
+
+
+def stem(folder: Path) -> str:
+    return folder.name.rpartition(".")[0]
+
+
+def test_an_exported_model_is_the_same_start_as_its_run(data: Path, tmp_path: Path, public: Path) -> None:
+    export.main(public, to=tmp_path / "model", onnx=False)
+    config = tiny(data, tmp_path, SupervisedSettings(), weights=str(public))
+    moved = replace(config, weights=str(tmp_path / "model"), runs=tmp_path / "others")
+    assert pinned(config).fingerprint() == pinned(moved).fingerprint() != tiny(data, tmp_path).fingerprint()
+    assert_same_bits(final_state(run(config)), final_state(run(moved)))
+
+
+def test_other_weights_of_the_same_name_are_another_run(data: Path, tmp_path: Path, public: Path) -> None:
+    model = tmp_path / "model"
+    export.main(public, to=model, onnx=False)
+    config = pinned(tiny(data, tmp_path, weights=str(model)))
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(UserError, match=r"not the weights that the run began with .* give the run another --tag"):
+        pinned(config)
+    assert pinned(tiny(data, tmp_path, weights=str(model))).fingerprint() != config.fingerprint()
+
+
+def test_other_classes_begin_with_a_classifier_of_their_own(data: Path, tmp_path: Path, public: Path) -> None:
+    config = tiny(data, tmp_path, SupervisedSettings(), weights=str(public))
+    preprocess = ShardStore(data / "shards", ["chapman"]).preprocess
+    assert "classifier.weight" not in starting_weights(config, preprocess, ["AF", "LBBB"])
+    assert "classifier.weight" in starting_weights(config, preprocess, ["CD", "Rhythm", "STT", "Other", "Normal"])
+
+
+def test_what_does_not_fit_is_told_with_the_option(data: Path, tmp_path: Path, public: Path) -> None:
+    config = tiny(data, tmp_path, SupervisedSettings(), weights=str(public))
+    with pytest.raises(UserError, match=r"model\.width = 32: the weights in .* have 16; give --model\.width 16"):
+        run(replace(config, model=Model(width=32, heads=2)))
+    with pytest.raises(UserError, match=r"another preprocessing \(100 Hz, 12 x 1024\) than the shards have"):
+        run(replace(config, model=replace(parse(["--preset", "few_labels"]).model), weights="chapman_ptbxl"))
+    with pytest.raises(UserError, match=r"weights = '.*nowhere': the folder of a finished run"):
+        run(replace(config, weights=str(tmp_path / "nowhere")))
+
+
+def test_a_model_that_knows_the_test_recordings_is_refused(data: Path, tmp_path: Path, public: Path) -> None:
+    other = make_split(ShardStore(data / "shards", ["chapman"]), "within", 0.2, 21, "ecgmatch5")
+    other.save(tmp_path / "other.json")
+    config = tiny(data, tmp_path, SupervisedSettings(), split=tmp_path / "other.json")
+    knows = run(tiny(data, tmp_path / "runs", SupervisedSettings()))
+    with pytest.raises(
+        UserError, match=r"trained or chosen with \d+ of the \d+ test recordings of within-chapman.*s21"
+    ):
+        run(replace(config, weights=str(knows)))
+    split = Split.load(config.split)
+    assert check_not_seen(replace(config, weights=str(public)), split) == ""
+    assert "was trained on chapman: if it has seen" in check_not_seen(replace(config, weights="chapman_ptbxl"), split)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [("luvt", "tttt", ["a, row 0", "a, row 1", "a, row 2"]), ("lt-t", "-t--", []), ("llll", "lluv", [])],
+)
+def test_recordings_that_are_letters_are_compared_too(old: str, new: str, found: list[str]) -> None:
+    from ecgmatch_dist.record.start_weights import test_recordings_in as seen
+
+    def split(letters: str, manifest: str = "m") -> Split:
+        nothing: dict[str, dict[str, int]] = {}
+        return Split(
+            "s",
+            "within",
+            ("a",),
+            None,
+            1.0,
+            1,
+            "x",
+            True,
+            {},
+            nothing,
+            {"a": manifest},
+            format=3,
+            letters={"a": letters},
+        )
+
+    assert seen(split(old), split(new)) == found
+    assert seen(split(old, "built anew"), split(new)) is None
+
+
+def test_the_command_line_names_the_weights_with_their_checksum(data: Path, public: Path) -> None:
+    config: Config = parse(["--weights", str(public), "--preset", "cpu"])
+    assert config.weights.startswith(f"{public}#")
+    assert config.start().begins_with == config.weights
+    assert config.begins_with == ""
