@@ -62,7 +62,7 @@ def find_links(runs: Iterable[FinishedRun]) -> list[Link]:
 
 def label(start: FinishedRun, run: FinishedRun) -> str:
     name = f"{display.method(start.method)} → {display.method(run.method)}"
-    return f"{name} ({run.tag})" if run.tag and run.tag != start.tag else name
+    return f"{name} ({run.tag})" if run.tag else name  # a variant of a sweep is a link of its own
 
 
 def chain_table(links: Sequence[Link], assessed: Assessments) -> Table:

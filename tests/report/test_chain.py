@@ -47,6 +47,19 @@ def test_a_link_pairs_each_run_with_its_own_start(links: list[Link]) -> None:
     ] * 3
 
 
+def test_variants_of_a_sweep_are_links_of_their_own(runs: list[FinishedRun]) -> None:
+    """A chain whose runs all have the tag `public` was counted as further labelled sets of the chain without one."""
+    tagged = [
+        replace(
+            run, tag="public", name=f"{run.name}.public", started_from=run.started_from and f"{run.started_from}.public"
+        )
+        for run in runs
+        if not run.tag
+    ]
+    found = {link.label: len(link.pairs) for link in find_links([*runs, *tagged])}
+    assert found == {"Supervised → ECGMatch": 3, "Supervised → ECGMatch (public)": 3}
+
+
 def test_the_table_has_means_and_an_interval_over_sets_and_recordings(
     runs: list[FinishedRun], links: list[Link]
 ) -> None:
