@@ -12,7 +12,6 @@ import tyro
 from ecgmatch_dist.config import Config, Optim, methods
 from ecgmatch_dist.errors import UserError, require
 from ecgmatch_dist.presets import PRESETS
-from ecgmatch_dist.record.start_weights import pinned
 
 EXAMPLES = """
   ecgmatch train --preset few_labels --split splits/within-chapman@0.05.s20.json
@@ -41,7 +40,7 @@ def parse(args: list[str]) -> Config:
         read(base, ["--help"], long_help(base), OTHER_OPTIM)
     config = Config(**vars(read(base, args)))
     refuse_unused_optim(config, base)
-    return pinned(config.settled())
+    return config.settled()
 
 
 def refuse_unused_optim(config: Config, base: Config) -> None:
