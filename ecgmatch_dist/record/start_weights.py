@@ -13,8 +13,9 @@ from ecgmatch_dist.config import PIN, Config, Model
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError, require
+from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.record.hub import model_folder, weights_file
-from ecgmatch_dist.record.weights import load_weights
+from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 DIGITS = 16  # of the SHA-256
 FREE = ("dropout", "feature")
@@ -41,10 +42,15 @@ def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[s
     path = _file(_parted(config.weights)[0])
     weights, notes = load_weights(path)
     check_network(config.model, notes.model, path)
+    network = build_model(len(notes.classes), config.model, seed=0).state_dict()
+    for name in network.keys() | weights.keys():
+        own, theirs = (None if name not in state else tuple(state[name].shape) for state in (network, weights))
+        if own != theirs:
+            raise UserError(f"{path}: {name} has the shape {theirs}, its settings say {own}; {REMEDY}")
     if notes.preprocess != preprocess:
-        own, theirs = (f"{p.rate} Hz, 12 x {p.length}" for p in (preprocess, notes.preprocess))
+        have, needs = (f"{p.rate} Hz, 12 x {p.length}" for p in (preprocess, notes.preprocess))
         raise UserError(
-            f"{path}: the model reads signals of another preprocessing ({theirs}) than the shards have ({own}); "
+            f"{path}: the model reads signals of another preprocessing ({needs}) than the shards have ({have}); "
             "build shards as it needs them, or begin with another model"
         )
     same = list(notes.classes) == list(classes)

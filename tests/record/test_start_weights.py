@@ -17,6 +17,7 @@ from ecgmatch_dist.export import command as export
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.start_weights import check_not_seen, pinned, starting_weights
+from ecgmatch_dist.record.weights import load_weights, save_weights
 from tests.support.shard_factory import make_shards, random_codes
 from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
 
@@ -82,6 +83,22 @@ def test_what_does_not_fit_is_told_with_the_option(data: Path, tmp_path: Path, p
         run(replace(config, model=replace(parse(["--preset", "few_labels"]).model), weights="chapman_ptbxl"))
     with pytest.raises(UserError, match=r"weights = '.*nowhere': the folder of a finished run"):
         run(replace(config, weights=str(tmp_path / "nowhere")))
+
+
+def test_weights_that_lie_about_their_network_are_refused(data: Path, tmp_path: Path, public: Path) -> None:
+    """They may come from a web page: a sentence, and no folder of a run."""
+    weights, notes = load_weights(public / "best.safetensors")
+    model = torch.nn.Module()
+    for number, value in enumerate(weights.values()):
+        model.register_buffer(f"wrong{number}", value)
+    (tmp_path / "model").mkdir()
+    save_weights(tmp_path / "model" / "best.safetensors", model, notes)
+    config = tiny(data, tmp_path / "runs", SupervisedSettings(), weights=str(tmp_path / "model"))
+    with pytest.raises(
+        UserError, match=r"best\.safetensors: \S+ has the shape .*, its settings say .*; name the folder"
+    ):
+        run(config)
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_a_model_that_knows_the_test_recordings_is_refused(data: Path, tmp_path: Path, public: Path) -> None:
