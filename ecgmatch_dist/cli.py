@@ -138,6 +138,8 @@ def main() -> None:
             raise
         if isinstance(error, BrokenPipeError):  # or Python would try to write out the rest, and tell of it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if end.code == 1:
+            sys.exit(plain_lines(end.line))  # printed by Python
         if end.line:
             print(plain_lines(end.line), file=sys.stderr)
         sys.exit(end.code)
