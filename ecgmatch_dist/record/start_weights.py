@@ -71,7 +71,7 @@ def check_not_seen(config: Config, split: Split) -> str:
     name = _parted(config.weights)[0]
     folder = model_folder(name)[0]
     if (folder / "split.json").is_file():
-        seen = test_recordings_in(Split.load(folder / "split.json"), split)
+        seen = seen_test_recordings(Split.load(folder / "split.json"), split)
         if seen:
             raise UserError(
                 f"weights = {name!r}: the model was trained or chosen with {len(seen)} of the {split.size('test')} test "
@@ -87,7 +87,7 @@ def check_not_seen(config: Config, split: Split) -> str:
     return f"{name} {what}: if it has seen test recordings of this split, their scores are too good"
 
 
-def test_recordings_in(old: Split, new: Split) -> list[str] | None:
+def seen_test_recordings(old: Split, new: Split) -> list[str] | None:
     """Test recordings of the split `new` that are labelled, unlabelled or validation recordings of `old`. None: that cannot be
     told, because only one of them lists names, or the shards were built anew."""
     if old.parts and new.parts:

@@ -39,7 +39,6 @@ def ending_at_once(rank: int, world: int) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if world == 1:
             raise
-
         collective = failed_collective(error)
 
         def leave(code: int) -> None:

@@ -16,7 +16,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command as export
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.record.config_file import read_config
-from ecgmatch_dist.record.start_weights import check_not_seen, pinned, starting_weights
+from ecgmatch_dist.record.start_weights import check_not_seen, pinned, seen_test_recordings, starting_weights
 from ecgmatch_dist.record.weights import load_weights, save_weights
 from tests.support.shard_factory import make_shards, random_codes
 from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
@@ -120,8 +120,6 @@ def test_a_model_that_knows_the_test_recordings_is_refused(data: Path, tmp_path:
     [("luvt", "tttt", ["a, row 0", "a, row 1", "a, row 2"]), ("lt-t", "-t--", []), ("llll", "lluv", [])],
 )
 def test_recordings_that_are_letters_are_compared_too(old: str, new: str, found: list[str]) -> None:
-    from ecgmatch_dist.record.start_weights import test_recordings_in as seen
-
     def split(letters: str, manifest: str = "m") -> Split:
         nothing: dict[str, dict[str, int]] = {}
         return Split(
@@ -140,8 +138,8 @@ def test_recordings_that_are_letters_are_compared_too(old: str, new: str, found:
             letters={"a": letters},
         )
 
-    assert seen(split(old), split(new)) == found
-    assert seen(split(old, "built anew"), split(new)) is None
+    assert seen_test_recordings(split(old), split(new)) == found
+    assert seen_test_recordings(split(old, "built anew"), split(new)) is None
 
 
 def test_only_the_first_run_of_the_chain_begins_with_them(public: Path) -> None:
