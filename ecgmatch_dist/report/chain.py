@@ -1,4 +1,5 @@
-"""What each link of a chain adds: every run against the run that it started from, on the same test recordings."""
+"""What each link of a chain adds: every run against the run that it started from, and chains that begin otherwise against the
+plain one, on the same test recordings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,13 +18,17 @@ from ecgmatch_dist.report.tables import MISSING, Cell, Table, excludes_zero, sig
 
 METRICS = tuple(metric for metric in display.METRICS if metric.key in ("map", "macro_auc"))
 DRAWS = 2000
-NOTE = (
-    "A run minus the run whose weights it started from. In brackets: the central 95 % over {draws:,} draws of labelled sets, "
-    "and of test recordings within each. With one labelled set the interval is over recordings alone. Bold: it excludes zero, "
-    "and there are at least three labelled sets."
+BRACKETS = (
+    f"In brackets: the central 95 % over {DRAWS:,} draws of labelled sets, and of test recordings within each. With one "
+    "labelled set the interval is over recordings alone. Bold: it excludes zero, and there are at least three labelled sets."
+)
+NOTE = "A run minus the run whose weights it started from. " + BRACKETS
+OTHERWISE_NOTE = (
+    "A tagged run minus the run of the same method without a tag, on the same labelled set; only runs that begin otherwise: "
+    "another network, other weights, another start. " + BRACKETS
 )
 Pair = tuple[FinishedRun, FinishedRun]
-"""A start, and the run that began with its weights."""
+"""A start, and the run that began with its weights; or a plain run, and the one that began otherwise."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,27 @@ def find_links(runs: Iterable[FinishedRun]) -> list[Link]:
     """All links between these runs, in the order of the chain."""
     runs = list(runs)
     by_name = {(run.split_sha256, run.name): run for run in runs}
+    starts = ((by_name.get((run.split_sha256, run.started_from or "")), run) for run in runs)
+    return _grouped((label(start, run), (start, run)) for start, run in starts if start)
+
+
+def find_otherwise(runs: Iterable[FinishedRun]) -> list[Link]:
+    """Tagged runs that begin otherwise than the plain run of their method on the same split, paired with it."""
+    runs = list(runs)
+    plain = {(run.split_sha256, run.method): run for run in runs if not run.tag}
+    tagged = ((plain.get((run.split_sha256, run.method)), run) for run in runs if run.tag)
+    return _grouped(
+        (f"{display.method(run.method)}: {run.tag}", (other, run))
+        for other, run in tagged
+        if other and (not run.started_from or run.started_from != other.started_from)
+    )
+
+
+def _grouped(pairs: Iterable[tuple[str, Pair]]) -> list[Link]:
+    """Pairs with their labels as links, in the order of the chain."""
     groups: dict[tuple[Column, float, str], list[Pair]] = defaultdict(list)
-    for run in runs:
-        start = by_name.get((run.split_sha256, run.started_from)) if run.started_from else None
-        if start:
-            groups[column_of(run), run.ratio, label(start, run)].append((start, run))
+    for name, pair in pairs:
+        groups[column_of(pair[1]), pair[1].ratio, name].append(pair)
     links = [
         Link(*key, tuple(sorted(pairs, key=lambda pair: (pair[1].seed, pair[1].name)))) for key, pairs in groups.items()
     ]
@@ -66,8 +87,21 @@ def label(start: FinishedRun, run: FinishedRun) -> str:
 
 
 def chain_table(links: Sequence[Link], assessed: Assessments) -> Table:
-    """One block per metric: the mean of the starts, of the runs, and their difference."""
-    header = ["Link", "test set", "labelled", "sets", "start", "after", "difference"]
+    """The mean of the starts, of the runs, and their difference."""
+    return text_table("chain", "Links of the chain", NOTE, _blocks(links, assessed, ("Link", "start", "after")))
+
+
+def otherwise_table(links: Sequence[Link], assessed: Assessments) -> Table:
+    """The mean of the plain runs, of those that begin otherwise, and their difference."""
+    blocks = _blocks(links, assessed, ("Method: begun as", "plain", "otherwise"))
+    return text_table("otherwise", "Another start instead", OTHERWISE_NOTE, blocks)
+
+
+def _blocks(
+    links: Sequence[Link], assessed: Assessments, names: tuple[str, str, str]
+) -> list[tuple[str, list[str], list[list[str | Cell]]]]:
+    """One block per metric. `names`: of a link, of its first runs, of its second ones."""
+    header = [names[0], "test set", "labelled", "sets", *names[1:], "difference"]
     blocks = []
     for metric in METRICS:
         rows: list[list[str | Cell]] = []
@@ -85,7 +119,7 @@ def chain_table(links: Sequence[Link], assessed: Assessments) -> Table:
                 ]
             )
         blocks.append((metric.title, header, rows))
-    return text_table("chain", "Links of the chain", NOTE.format(draws=DRAWS), blocks)
+    return blocks
 
 
 def difference_cell(link: Link, metric: str, assessed: Assessments) -> Cell:

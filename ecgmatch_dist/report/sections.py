@@ -6,7 +6,7 @@ from typing import Any
 
 from ecgmatch_dist.report import display, figures, figures_run, significance
 from ecgmatch_dist.report.assess import Assessments
-from ecgmatch_dist.report.chain import chain_figure, chain_table, find_links
+from ecgmatch_dist.report.chain import chain_figure, chain_table, find_links, find_otherwise, otherwise_table
 from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import SplitSizes
 from ecgmatch_dist.report.runs import FinishedRun
@@ -118,6 +118,8 @@ def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessm
     if links:
         drawn = FigureTask("chain", "From start to end", CHAIN_CAPTION, chain_figure, (links,))
         parts.append(Part("", [chain_table(links, assessed)], [drawn]))
+    if otherwise := find_otherwise(runs.values()):
+        parts.append(Part("", [otherwise_table(otherwise, assessed)]))
     if any(outlook.fit for outlook in outlooks):
         curve = FigureTask("outlook", "Learning curves", OUTLOOK_CAPTION, outlook_figure, (outlooks,))
         parts.append(Part("What would more labels buy?", [outlook_table(outlooks)], [curve]))

@@ -9,7 +9,15 @@ import pytest
 import tests.support.run_factory as factory
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.assess import assess
-from ecgmatch_dist.report.chain import Link, chain_figure, chain_table, find_links, over_sets_and_recordings
+from ecgmatch_dist.report.chain import (
+    Link,
+    chain_figure,
+    chain_table,
+    find_links,
+    find_otherwise,
+    otherwise_table,
+    over_sets_and_recordings,
+)
 from ecgmatch_dist.report.drawing import style
 from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import split_sizes
@@ -47,17 +55,34 @@ def test_a_link_pairs_each_run_with_its_own_start(links: list[Link]) -> None:
     ] * 3
 
 
-def test_variants_of_a_sweep_are_links_of_their_own(runs: list[FinishedRun]) -> None:
-    """A chain whose runs all have the tag `public` was counted as further labelled sets of the chain without one."""
-    tagged = [
+def public(runs: list[FinishedRun]) -> list[FinishedRun]:
+    """The same chains, begun otherwise: each run and its start have the tag `public`."""
+    return [
         replace(
             run, tag="public", name=f"{run.name}.public", started_from=run.started_from and f"{run.started_from}.public"
         )
         for run in runs
         if not run.tag
     ]
+
+
+def test_variants_of_a_sweep_are_links_of_their_own(runs: list[FinishedRun]) -> None:
+    """A chain whose runs all have the tag `public` was counted as further labelled sets of the chain without one."""
+    tagged = public(runs)
     found = {link.label: len(link.pairs) for link in find_links([*runs, *tagged])}
     assert found == {"Supervised → ECGMatch": 3, "Supervised → ECGMatch (public)": 3}
+
+
+def test_a_chain_that_begins_otherwise_is_compared_with_the_plain_one(runs: list[FinishedRun]) -> None:
+    plain = [run for run in runs if not run.tag]
+    better = [replace(run, test=replace(run.test, map=run.test.map + 0.01)) for run in public(plain)]
+    same_start = [replace(run, tag="no_vote", name=f"{run.name}.no_vote") for run in plain if run.started_from]
+    found = find_otherwise([*plain, *better, *same_start])
+    assert {link.label: len(link.pairs) for link in found} == {"Supervised: public": 3, "ECGMatch: public": 3}
+    for row in otherwise_table(found, {}).blocks[0].rows:
+        assert row[-1].value == pytest.approx(0.01)
+        assert row[5].value == pytest.approx(row[4].value + 0.01)
+    assert find_otherwise([*plain, *same_start]) == []  # another setting on the same start is a matter of the studies
 
 
 def test_the_table_has_means_and_an_interval_over_sets_and_recordings(
