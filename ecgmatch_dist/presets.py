@@ -29,7 +29,7 @@ def cpu() -> Config:
 def few_labels() -> Config:
     """At 100 Hz, for 20 labels as well as for 20,000: a residual network on crops of 5.12 s learns for a number of passes; the
     mean of it and of trees on measurements fills the bank; ECGMatch puts both into one network. For results, not for
-    faithfulness. `--selfsupervised contrastive` adds a start without labels. docs/experiments.md: what each part adds."""
+    faithfulness. `--selfsupervised contrastive` adds a start without labels. docs/tried.md: what each part adds."""
     adamw = Optim(
         optimizer="adamw",
         lr=2e-3,

@@ -1,5 +1,5 @@
 """A plain residual network over time. On real ECGs at 100 Hz it learns more from few labels than the paper's backbone, and
-much more from none (docs/experiments.md)."""
+much more from none (docs/tried.md)."""
 
 import torch
 import torch.nn.functional as F
