@@ -45,6 +45,8 @@ def start_ranks(ranks: int, module: str, args: Sequence[str]) -> None:
     try:
         run.run(run.parse_args(command))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        sys.exit(error.get_first_failure()[1].exitcode)
+        # torchrun ends the others by a signal, and may take one of them for the first: a code that a rank chose tells more.
+        code = max(failure.exitcode for failure in error.failures.values())
+        sys.exit(code if code > 0 else 128 - code)
     except SignalException as signal:
         sys.exit(128 + int(signal.sigval))

@@ -40,6 +40,10 @@ class Link:
     label: str
     pairs: tuple[Pair, ...]
 
+    @property
+    def runs(self) -> tuple[FinishedRun, ...]:
+        return tuple(run for pair in self.pairs for run in pair)
+
     def mean(self, metric: str, of: int) -> float:
         return float(np.mean([pair[of].test.get(metric) for pair in self.pairs]))
 
@@ -106,18 +110,16 @@ def _blocks(
     for metric in METRICS:
         rows: list[list[str | Cell]] = []
         for link in links:
-            start, after = (link.mean(metric.key, of) for of in (0, 1))
-            rows.append(
-                [
-                    link.label,
-                    f"{display.PROTOCOLS.get(link.column.protocol, link.column.protocol)}: {link.column.label}",
-                    display.percent(link.ratio),
-                    str(len(link.pairs)),
-                    Cell(f"{start:.3f}", "value", start),
-                    Cell(f"{after:.3f}", "value", after),
-                    difference_cell(link, metric.key, assessed),
-                ]
+            counted = (
+                Cell(text, runs=link.runs, runs_below=True)
+                for text in (display.percent(link.ratio), str(len(link.pairs)))
             )
+            means = (
+                Cell(f"{mean:.3f}", "value", mean, runs=link.runs, runs_below=True)
+                for mean in (link.mean(metric.key, of) for of in (0, 1))
+            )
+            where = f"{display.PROTOCOLS.get(link.column.protocol, link.column.protocol)}: {link.column.label}"
+            rows.append([link.label, where, *counted, *means, difference_cell(link, metric.key, assessed)])
         blocks.append((metric.title, header, rows))
     return blocks
 
@@ -125,13 +127,12 @@ def _blocks(
 def difference_cell(link: Link, metric: str, assessed: Assessments) -> Cell:
     values = [(replicates(start, metric, assessed), replicates(run, metric, assessed)) for start, run in link.pairs]
     mean = link.mean(metric, 1) - link.mean(metric, 0)
-    runs = tuple(run for pair in link.pairs for run in pair)
     known = [after - before for before, after in values if before is not None and after is not None]
     if len(known) < len(values):
-        return Cell(f"{signed(mean)} {MISSING}", "value", mean, runs=runs, runs_below=True)
+        return Cell(f"{signed(mean)} {MISSING}", "value", mean, runs=link.runs, runs_below=True)
     bounds = interval(over_sets_and_recordings(known))
     text = f"{signed(mean)} [{signed(bounds[0])}, {signed(bounds[1])}]"
-    return Cell(text, "value", mean, bold=len(known) >= 3 and excludes_zero(bounds), runs=runs, runs_below=True)
+    return Cell(text, "value", mean, bold=len(known) >= 3 and excludes_zero(bounds), runs=link.runs, runs_below=True)
 
 
 def chain_figure(links: Sequence[Link]) -> Figure:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_reader_of_the_output_that_goes_away(data: Path, tmp_path: Path, ranks
     assert done.returncode == 128 + signal.SIGPIPE, done.stderr
     assert "Traceback" not in done.stderr
     assert "ignored" not in done.stderr
+
+
+LEAVING = """
+import os, sys, time
+from ecgmatch_dist.distributed.launcher import tell_launcher
+if os.environ["RANK"] == "1":
+    tell_launcher("lost contact")
+    time.sleep(60)
+while not os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"].replace("/0/error", "/1/error")):
+    time.sleep(0.1)
+time.sleep(1.5)  # torchrun counts whole seconds
+sys.exit(141)
+"""
+
+
+def test_the_exit_code_is_of_the_rank_that_chose_one(tmp_path: Path) -> None:
+    """Rank 1 tells first that something is wrong, and is then ended by a signal. That signal's number was the exit code."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    code = "from ecgmatch_dist.distributed.launcher import start_ranks; start_ranks(2, 'leaving', [])"
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 141, done.stderr
 
 
 def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

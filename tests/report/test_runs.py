@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as some
 from numpy.typing import NDArray
@@ -176,7 +176,7 @@ JSON = some.recursive(
 )
 
 
-@trials(max_examples=30, deadline=None)
+@trials(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     some.dictionaries(
         some.sampled_from(["test", "seed", "classes", "ratio", "thresholds", "databases", "method", "x"]), JSON
@@ -192,7 +192,7 @@ def test_no_change_to_a_result_ends_the_report(pristine: Path, changes: dict[str
         (pristine / "result.json").write_text(before)
 
 
-@trials(max_examples=30, deadline=None)
+@trials(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(some.sampled_from(["config.json", "environment.json", "split.json"]), JSON, some.data())
 def test_no_change_to_another_file_ends_it_either(
     pristine: Path, file: str, value: object, data: some.DataObject
