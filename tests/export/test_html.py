@@ -83,6 +83,9 @@ def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
     headers = [min((originals / name / "g1").glob("*.hea")) for name in DATABASES] + [
         *(originals / "odd").glob("*.hea")
     ]
+    every = model.predict_files(sorted(originals.glob("*/g1/*.hea")))
+    # Normal beside another class: which recordings have that, the model decides.
+    headers.append(Path(next(answer.path for answer in every if not answer.error and model.gave_way(answer))))
     headers.append(write_record(tmp_path / "short", "short", ecg(4, 250), 250))
     packed = {"fmt": ["212"] * 12, "adc_gain": [200] * 12, "baseline": [0] * 12, "write_dir": str(tmp_path)}
     wfdb.wrsamp("packed", 500, ["mV"] * 12, list(LEADS), ecg(seed=6).T, **packed)
@@ -109,7 +112,6 @@ def test_in_a_browser(tmp_path: Path, shared_data: Path) -> None:
                     worst, abs(probability - expected.probabilities[name]), abs(calibrated - expected.calibrated[name])
                 )
         assert 0 < worst < 1e-4
-        assert any(model.gave_way(answer) for answer in model.predict_files(headers) if not answer.error)
         (text, numbers), (refused, _) = answers(browser, [tmp_path / "x.csv", tmp_path / "<b>.jpg"], 2)
         assert "does not say its sampling rate" in text
         assert "this page reads WFDB" in refused
