@@ -35,7 +35,8 @@ class Teacher:
         momentum = min(self.momentum, (1 + step) / (10 + step)) if self.warmup else self.momentum
         averaged, copied = self._parts(student)
         torch._foreach_lerp_(self._averaged, averaged, 1 - momentum)
-        torch._foreach_copy_(self._copied, copied)
+        if copied:  # none, if the network has no BatchNorm
+            torch._foreach_copy_(self._copied, copied)
 
     def _parts(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors that are averaged and those that are copied. BatchNorm's integer counters are always copied."""

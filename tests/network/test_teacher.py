@@ -92,3 +92,14 @@ def test_double_precision_and_meta():
     assert teacher.module.stem.weight.dtype == torch.float64
     meta = build_model(5, SMALL, 0).to("meta")
     Teacher(meta, 0.5).update(meta, 0)
+
+
+def test_a_network_without_batchnorm_has_nothing_to_copy():
+    """A state-space model has none; its first step ended in an error of torch."""
+    student = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+    teacher = Teacher(student, momentum=0.5)
+    before = student[1].weight.detach().clone()
+    with torch.no_grad():
+        student[1].weight += 1
+    teacher.update(student, step=0)
+    torch.testing.assert_close(teacher.module[1].weight, before + 0.5)
