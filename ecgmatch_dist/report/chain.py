@@ -57,8 +57,9 @@ def find_links(runs: Iterable[FinishedRun]) -> list[Link]:
 
 
 def find_otherwise(runs: Iterable[FinishedRun]) -> list[Link]:
-    """Tagged runs that begin otherwise than the plain run of their method on the same split, paired with it."""
-    runs = list(runs)
+    """Tagged runs that begin otherwise than the plain run of their method on the same split, paired with it. Not the further
+    members of a committee: they differ from it by their seed alone."""
+    runs = [run for run in runs if not run.settings.get("member")]
     plain = {(run.split_sha256, run.method): run for run in runs if not run.tag}
     tagged = ((plain.get((run.split_sha256, run.method)), run) for run in runs if run.tag)
     return _grouped(

@@ -77,7 +77,10 @@ def test_a_chain_that_begins_otherwise_is_compared_with_the_plain_one(runs: list
     plain = [run for run in runs if not run.tag]
     better = [replace(run, test=replace(run.test, map=run.test.map + 0.01)) for run in public(plain)]
     same_start = [replace(run, tag="no_vote", name=f"{run.name}.no_vote") for run in plain if run.started_from]
-    found = find_otherwise([*plain, *better, *same_start])
+    members = [
+        replace(run, tag="member2", settings=run.settings | {"member": 1}) for run in plain if not run.started_from
+    ]
+    found = find_otherwise([*plain, *better, *same_start, *members])
     assert {link.label: len(link.pairs) for link in found} == {"Supervised: public": 3, "ECGMatch: public": 3}
     for row in otherwise_table(found, {}).blocks[0].rows:
         assert row[-1].value == pytest.approx(0.01)
