@@ -17,7 +17,9 @@ from ecgmatch_dist.export.challenge import write_entry
 from ecgmatch_dist.export.html_page import write_page
 from ecgmatch_dist.export.onnx_file import about, check_onnx, check_signals, need_onnx, write_onnx
 from ecgmatch_dist.export.ort_web import find_ort_web
+from ecgmatch_dist.export.trees import write_trees
 from ecgmatch_dist.files.atomic import write_atomic, write_json, write_text
+from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.predict.files import find_files
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.read import Reader
@@ -37,6 +39,8 @@ def main(
     html: bool = False,
     onnxruntime_web: Path | None = None,
     challenge: Path | None = None,
+    trees: bool = False,
+    shards: str = "",
 ) -> None:
     """Write a model to a folder: model.safetensors, config.json, README.md (the model card), model.onnx.
 
@@ -53,7 +57,11 @@ def main(
         html: Write model.html, too: one page that runs the model in a browser and sends nothing (extra `onnx`).
         onnxruntime_web: The npm package for the page, if npm cannot fetch it here: a .tgz of `npm pack`, or its folder.
         challenge: Another new folder for an entry to the PhysioNet/CinC Challenge 2021: team_code.py, Dockerfile and all.
+        trees: Write trees.safetensors, too: trees on measurements of the labelled recordings, for `train --weights`.
+        shards: Folder or URL of the shards that the trees learn from; default: where the run found them.
     """
+    if shards and not trees:
+        raise UserError(f"--shards {shards}: is read for the trees alone; give --trees, too, or leave it out")
     if onnx or html:
         need_onnx()
     with waiting("looking for onnxruntime-web"):
@@ -70,6 +78,10 @@ def main(
     unfinished.mkdir(parents=True)
     try:
         write_folder(unfinished, model, about(model, rate, samples) if onnx else None)
+        if trees:
+            with waiting("measuring the labelled recordings, growing trees"):
+                learnt = write_trees(unfinished / trees_file.NAME, model, shards)
+            print(f"{to / trees_file.NAME}: trees of {learnt:,} labelled recordings")
         if onnx:
             graph = unfinished / "model.onnx"
             with waiting("making the ONNX graph and comparing it with `predict`"):
@@ -100,6 +112,8 @@ def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> No
         (resources.find("shards/labels", model.notes.scheme), "labels.toml"),
     ):
         write_atomic(to / name, partial(shutil.copyfile, source))
+    if (own := model.folder / trees_file.NAME).is_file():
+        write_atomic(to / trees_file.NAME, partial(shutil.copyfile, own))
     write_json(to / "calibration.json", to_file(model.calibration))
     names = dict(zip(model.classes, model.scheme.classes, strict=True))
     notes = asdict(model.notes) | {"name": model.name, "names": names}

@@ -12,6 +12,7 @@ from scipy.ndimage import uniform_filter1d
 Floats = NDArray[np.float32]
 
 RATE = 100
+TINY = 1e-6
 BEFORE, AFTER = 40, 50  # samples of a beat before and after its peak: 0.4 s for the P wave, 0.5 s for the T wave
 REFRACTORY = 25  # no heart beats twice within 0.25 s
 SNAP = 6  # a peak of the slope is moved by at most 0.06 s, to the sample of highest energy
@@ -38,7 +39,7 @@ def find_beats(x: Floats) -> Beats:
     from scipy.signal import find_peaks  # slow to import, and few runs measure beats
 
     steps = np.diff(x, axis=1, prepend=x[:, :1])
-    slope = np.sqrt(uniform_filter1d((steps**2).sum(0), 9))
+    slope = np.sqrt(np.maximum(uniform_filter1d((steps**2).sum(0), 9), 0))  # a running sum may end below 0
     found, _ = find_peaks(slope, distance=REFRACTORY, height=0.35 * np.percentile(slope, 97))
     energy = (x**2).sum(0)
     begins = np.maximum(found - SNAP, 0)
@@ -50,3 +51,9 @@ def find_beats(x: Floats) -> Beats:
         whole = np.array([min(max(length // 2, BEFORE), length - AFTER)])
     windows = np.stack([x[:, peak - BEFORE : peak + AFTER] for peak in whole])
     return Beats(peaks, whole, windows, np.median(windows, 0), slope)
+
+
+def steepness(beat: Floats) -> Floats:
+    """How fast all leads change together: [..., V, S] -> [..., S - 1]."""
+    steep: Floats = np.abs(np.diff(beat)).sum(-2)
+    return steep

@@ -17,28 +17,40 @@ Probabilities = Callable[[Tensor], Tensor]
 """Signals [b, 12, T] -> probabilities [b, C]."""
 
 
+def mixture(p: Tensor, trees: Tensor, share: float | Tensor, normal: int | None) -> Tensor:
+    """The networks' probabilities p [..., C] and the trees', by the share of the trees. `normal` is the class of recordings
+    that have no other class: its probability becomes the geometric mean of itself and of the chance of no other class."""
+    p = torch.lerp(p, trees.to(p.dtype), share)
+    if normal is None:
+        return p
+    is_normal = torch.arange(p.shape[-1], device=p.device) == normal
+    no_other = torch.where(is_normal, 1, 1 - p).prod(-1, keepdim=True)
+    return torch.where(is_normal, (p * no_other).sqrt(), p)
+
+
 class Opinion:
     """The trees' prediction and its share. `fit` makes the trees, `validate` predicts the validation part by a module on all
-    ranks, `say` writes a line to the log."""
+    ranks, `say` writes a line to the log. `normal`: the class that stands for none of the others, if there is one."""
 
     def __init__(
         self,
         fit: Callable[[], MeasurementTrees],
         validate: Callable[[nn.Module], Predictions],
         say: Callable[[str], None],
+        normal: int | None = None,
     ) -> None:
-        self._fit, self._validate, self._say = fit, validate, say
+        self._fit, self._validate, self._say, self.normal = fit, validate, say, normal
 
     def weigh(self, networks: Probabilities) -> None:
         """Fit the trees, and choose their share by the validation MAP of the mixture. A collective."""
         self.trees = self._fit()
         theirs, own = (self._validate(_Asked(ask)) for ask in (networks, self.ask))
-        maps = [
-            macro_ap(own.labels, (1 - share) * theirs.probabilities + share * own.probabilities) for share in SHARES
-        ]
+        p, trees = (torch.from_numpy(predictions.probabilities) for predictions in (theirs, own))
+        maps = [macro_ap(own.labels, mixture(p, trees, share, self.normal).numpy()) for share in SHARES]
         self.share = SHARES[int(from_rank_0(torch.tensor(np.argmax(maps))))]
+        who = "trees on measurements" + (", and those that came with the weights," if self.trees.public else "")
         self._say(
-            f"second opinion: trees on measurements reach a validation MAP of {maps[-1]:.4f}, the networks {maps[0]:.4f}; "
+            f"second opinion: {who} reach a validation MAP of {maps[-1]:.4f}, the networks {maps[0]:.4f}; "
             f"with a share of {self.share:.0%} trees {max(maps):.4f}"
         )
 
@@ -48,7 +60,7 @@ class Opinion:
 
     def mix(self, x: Tensor, p: Tensor) -> Tensor:
         """The networks' probabilities p [b, C] of x, mixed with the trees' by their share."""
-        return p if self.share == 0 else (1 - self.share) * p + self.share * self.ask(x)
+        return mixture(p, self.ask(x) if self.share else p, self.share, self.normal)
 
 
 class _Asked(nn.Module):

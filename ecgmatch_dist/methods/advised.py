@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
 from ecgmatch_dist.config.roles import added
-from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.opinion import Opinion, mixture
 from ecgmatch_dist.methods.base import Method, Task
 from ecgmatch_dist.methods.row_state import RowState
 from ecgmatch_dist.methods.views import Pass
@@ -46,9 +45,10 @@ class Advised(Method[Settings]):
         if settings.measurements:
             self.trees = RowState(task.rows, task.classes, 0.0, task.labels.dtype, task.device)
         self.share = task.labels.new_zeros(1)
+        self.normal: int | None = None
 
     def set_opinion(self, opinion: Opinion) -> None:
-        self.opinion = opinion
+        self.opinion, self.normal = opinion, opinion.normal
 
     def prepare(self, step: int, student: Student, bank: MemoryBank | None, unlabelled: Pass) -> None:
         if step == 0 and self.trees and self.opinion:
@@ -60,7 +60,7 @@ class Advised(Method[Settings]):
 
     def advised(self, ids: Tensor, p: Tensor) -> Tensor:
         """The network's probabilities p [..., U, C] of the rows `ids` [U], mixed with the trees' where they are asked."""
-        return p if self.trees is None else torch.lerp(p, self.trees.values[ids].to(p.dtype), self.share.to(p.dtype))
+        return p if self.trees is None else mixture(p, self.trees.values[ids], self.share.to(p.dtype), self.normal)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"trees": self.trees.values, "share": self.share} if self.trees else {}

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.measurements import trees_file
 
-FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md")
+FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md", trees_file.NAME)
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
 INCLUDED = Path(__file__).parents[1] / "predict" / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""

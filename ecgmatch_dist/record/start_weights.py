@@ -13,6 +13,8 @@ from ecgmatch_dist.config import PIN, Config, Model
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError, require
+from ecgmatch_dist.measurements import trees_file
+from ecgmatch_dist.measurements.trees import PublicTrees
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.weights import REMEDY, load_weights
@@ -23,15 +25,17 @@ FREE = ("dropout", "feature")
 
 
 def pinned(config: Config) -> Config:
-    """The same run with the checksum of the weights behind their name: other weights of that name are another run."""
+    """The same run with the checksum of the weights, and of the trees beside them, behind their name: others of that name are
+    another run."""
     if not config.weights:
         return config
     name, wanted = _parted(config.weights)
     path = _file(name)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    content = [file.read_bytes() for file in (path, path.with_name(trees_file.NAME)) if file.is_file()]
+    found = hashlib.sha256(b"".join(content)).hexdigest()[:DIGITS]
     if wanted not in ("", found):
         raise UserError(
-            f"{path}: these are not the weights that the run began with (checksum {found}, not {wanted}); "
+            f"{path}: these are not the weights and trees that the run began with (checksum {found}, not {wanted}); "
             "bring them back, or give the run another --tag"
         )
     return replace(config, weights=f"{name}{PIN}{found}")
@@ -55,6 +59,15 @@ def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[s
         )
     same = list(notes.classes) == list(classes)
     return {name: value for name, value in weights.items() if same or not name.startswith("classifier.")}
+
+
+def public_trees(config: Config, classes: Sequence[str]) -> PublicTrees | None:
+    """The trees beside the weights that the chain begins with, if there are any."""
+    path = _file(_parted(config.weights)[0]).with_name(trees_file.NAME) if config.weights else None
+    if path is None or not path.is_file():
+        return None
+    forests, theirs = trees_file.load_trees(path)
+    return PublicTrees(forests, same_classes=theirs == tuple(classes))
 
 
 def check_network(own: Model, theirs: Model, path: Path) -> None:

@@ -30,6 +30,7 @@ from ecgmatch_dist.record.diagnostics import Diagnostics
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
 from ecgmatch_dist.record.result import Result
+from ecgmatch_dist.record.start_weights import public_trees
 from ecgmatch_dist.record.weights import ModelNotes
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.dcp import Rows
@@ -189,15 +190,18 @@ class Run:
         return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
     def second_opinion(self) -> Opinion:
-        """Trees on measurements of the labelled part, made when a method first asks. The validation part weighs them."""
+        """Trees on measurements of the labelled part, made when a method first asks, and trees that came with the weights of
+        the chain. The validation part weighs them."""
 
         def validate(model: torch.nn.Module) -> Predictions:
             labels = self.parts.labels["validation"]
             return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
         parts = self.parts
-        fit = partial(fit_trees, parts.store, parts.rows["labelled"], parts.labels["labelled"], self.seed)
-        return Opinion(fit, validate, self.logger.say)
+        public = public_trees(self.config, self.classes)
+        fit = partial(fit_trees, parts.store, parts.rows["labelled"], parts.labels["labelled"], self.seed, public)
+        normal = load_scheme(self.split.scheme).normal
+        return Opinion(fit, validate, self.logger.say, normal)
 
     def fit_probe(self) -> None:
         """Replace the classifier of the network that is kept by a linear probe of the labelled part."""

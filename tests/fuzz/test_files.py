@@ -25,6 +25,9 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_json
 from ecgmatch_dist.launch.expand import load_sweep
 from ecgmatch_dist.launch.site import load_site
+from ecgmatch_dist.measurements.measure import number_of_measurements
+from ecgmatch_dist.measurements.trees import descend, grow
+from ecgmatch_dist.measurements.trees_file import load_trees, save_trees
 from ecgmatch_dist.record.config_file import read_config, to_file
 from ecgmatch_dist.record.predictions import read_predictions, write_arrays
 from ecgmatch_dist.record.result import read_result
@@ -53,10 +56,24 @@ def write_predictions(path: Path) -> None:
     write_arrays(path, {"ids": ids, "labels": labels, "probabilities": labels.astype(np.float32), "features": features})
 
 
+def write_trees(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((40, number_of_measurements())).astype(np.float32)
+    save_trees(path, grow(rows, (rows[:, :2] > 0).astype(np.uint8), seed=0, settings={"n_estimators": 3}), ("A", "B"))
+
+
+def read_trees(path: Path) -> None:
+    forests, classes = load_trees(path)
+    p = descend(forests, np.ones((2, number_of_measurements()), np.float32))
+    assert p.shape == (2, len(classes))
+    assert ((p >= 0) & (p <= 1)).all()
+
+
 FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "result.json": (lambda path: write_json(path, example_result()), read_result),
     "config.json": (lambda path: write_json(path, to_file(Config(split=Path("s.json")))), read_config),
     "best.safetensors": (write_weights, load_weights),
+    "trees.safetensors": (write_trees, read_trees),
     "test.npz": (write_predictions, read_predictions),
 }
 TOML: dict[str, tuple[str, Callable[[str], object]]] = {

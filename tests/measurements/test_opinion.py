@@ -12,22 +12,14 @@ from torch import Tensor, nn
 
 from ecgmatch_dist.config import Bank, Optim
 from ecgmatch_dist.data.labels import UNKNOWN
-from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.evaluate import Predictions
-from ecgmatch_dist.measurements.opinion import Opinion
+from ecgmatch_dist.measurements.opinion import Opinion, mixture
 from ecgmatch_dist.measurements.trees import FOREST, MeasurementTrees, descend, fit_trees, grow, measure_all
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.recovery.signals import Stopped
+from tests.support.measured import Shards, recordings
 from tests.support.ranks import run_processes, run_threads
 from tests.support.training import assert_same_bits, final_state, run, tiny
-
-
-def recordings(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Noise; of the first class, with a slow wave. The second class is a coin."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 2, (n, 2)).astype(np.uint8)
-    wave = np.sin(2 * np.pi * 2 * np.arange(300) / 100)
-    return (rng.standard_normal((n, 12, 300)) + 2 * y[:, :1, None] * wave).astype(np.float32), y
 
 
 def fitted(x: NDArray[np.float32], y: NDArray[np.uint8], seed: int = 0, threads: int = 1) -> MeasurementTrees:
@@ -54,18 +46,6 @@ def test_the_arrays_predict_as_scikit_learn_does() -> None:
     reference = [ExtraTreesClassifier(**FOREST, random_state=3).fit(rows, column) for column in y.T]
     expected = np.stack([forest.predict_proba(asked)[:, 1] for forest in reference], 1)
     assert np.array_equal(descend(grow(rows, y, seed=3), asked), expected)
-
-
-class Shards:
-    """What `fit_trees` needs of a store."""
-
-    preprocess = Preprocess(rate=100, length=300)
-
-    def __init__(self, x: NDArray[np.float32]) -> None:
-        self.x = x
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.x[rows]
 
 
 @pytest.mark.parametrize(("world", "n"), [(2, 41), (3, 2)])
@@ -125,6 +105,24 @@ def test_the_validation_part_chooses_the_share(networks: str, expected: float) -
     mixed = (1 - opinion.share) * p + opinion.share * opinion.ask(signals)
     torch.testing.assert_close(opinion.mix(signals, p), mixed)
     assert "validation MAP" in said[0]
+
+
+def test_normal_agrees_with_the_other_classes() -> None:
+    """One class of three stands for none of the others: .9 by itself, .5 * .8 by the others."""
+    p = torch.tensor([[0.5, 0.9, 0.2], [0.0, 0.25, 0.0]], dtype=torch.float64)
+    mixed = mixture(p, p, 0.5, normal=1)
+    expected = torch.tensor([[0.5, (0.9 * 0.5 * 0.8) ** 0.5, 0.2], [0.0, 0.5, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(mixed, expected)
+    torch.testing.assert_close(mixture(p, 1 - p, 0.25, None), 0.75 * p + 0.25 * (1 - p))
+
+
+def test_a_run_knows_which_class_is_normal(data: Path, tmp_path: Path) -> None:
+    """What fills the bank of a run on ECGMatch's five classes agrees with the other four."""
+    optim = Optim(steps=1, labelled_batch=8, unlabelled_batch=16)
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
+    bank = final_state(run(tiny(data, tmp_path, method, optim=optim, pretrain=optim)))["bank.p"]
+    no_other = (1 - bank[:, :4]).prod(1)
+    assert (bank[:, 4] <= no_other.sqrt() + 1e-6).all()  # a probability of at most 1, times that of no other class
 
 
 def test_a_resumed_run_needs_no_trees(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

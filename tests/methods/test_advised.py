@@ -27,11 +27,13 @@ CERTAIN: dict[str, dict[str, Any]] = {
 class Lead:
     """In place of trees: class c is on where the mean of lead c is positive."""
 
+    public = None
+
     def predict(self, x: NDArray[Any]) -> NDArray[np.float64]:
         return np.where(x[:, :C].mean(-1) > 0, 0.99, 0.01)
 
 
-def opinion(trust: bool) -> Opinion:
+def opinion(trust: bool, normal: int | None = None) -> Opinion:
     """The validation part says that the trees are always right (share 0.75 is enough), or that the network is (share 0)."""
     truth = np.array([[0, 1] * 3, [1, 0] * 3])[:, :C].astype(np.uint8)
     answers = iter([1 - truth, truth] if trust else [truth, 1 - truth])  # the networks' answer, then the trees'
@@ -39,12 +41,15 @@ def opinion(trust: bool) -> Opinion:
         Lead,  # type: ignore[arg-type]
         lambda _: Predictions(truth, next(answers).astype(np.float64), np.zeros((2, 0))),
         lambda _: None,
+        normal,
     )
 
 
-def asking(settings: type[Any], rank: int = 0, world: int = 1, trust: bool = True) -> Trainer:
+def asking(
+    settings: type[Any], rank: int = 0, world: int = 1, trust: bool = True, normal: int | None = None
+) -> Trainer:
     trainer = Trainer(rank, world, settings(measurements=True, **CERTAIN.get(settings.name, {})))
-    trainer.method.set_opinion(opinion(trust))
+    trainer.method.set_opinion(opinion(trust, normal))
     return trainer
 
 
@@ -79,10 +84,21 @@ def test_a_share_of_zero_changes_nothing(settings: type[Any]) -> None:
 
 
 def after_steps(rank: int, world: int, settings: type[Any]) -> dict[str, Tensor]:
-    trainer = asking(settings, rank, world)
+    trainer = asking(settings, rank, world, normal=C - 1)
     for _ in range(STEPS):
         trainer.one()
     return trainer.state()
+
+
+@pytest.mark.parametrize("settings", ADVISED, ids=lambda m: m.name)
+def test_normal_agrees_with_the_other_classes_in_every_guess(settings: type[Any]) -> None:
+    trainer = asking(settings, normal=C - 1)
+    trainer.one()
+    ids, p = torch.arange(5), torch.full((5, C), 0.5, dtype=torch.float64)
+    mixed, plain = trainer.method.advised(ids, p), torch.lerp(p, trainer.method.trees.values[ids], trainer.method.share)
+    others = (1 - plain[:, :-1]).prod(1)
+    torch.testing.assert_close(mixed[:, -1], (plain[:, -1] * others).sqrt())
+    torch.testing.assert_close(mixed[:, :-1], plain[:, :-1])
 
 
 @pytest.mark.parametrize("settings", ADVISED, ids=lambda m: m.name)

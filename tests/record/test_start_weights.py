@@ -14,9 +14,16 @@ from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command as export
+from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.record.config_file import read_config
-from ecgmatch_dist.record.start_weights import check_not_seen, pinned, seen_test_recordings, starting_weights
+from ecgmatch_dist.record.start_weights import (
+    check_not_seen,
+    pinned,
+    public_trees,
+    seen_test_recordings,
+    starting_weights,
+)
 from ecgmatch_dist.record.weights import load_weights, save_weights
 from tests.support.shard_factory import make_shards, random_codes
 from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
@@ -63,9 +70,56 @@ def test_other_weights_of_the_same_name_are_another_run(data: Path, tmp_path: Pa
     config = pinned(tiny(data, tmp_path, weights=str(model)))
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(UserError, match=r"not the weights that the run began with .* give the run another --tag"):
+    with pytest.raises(
+        UserError, match=r"not the weights and trees that the run began with .* give the run another --tag"
+    ):
         pinned(config)
     assert pinned(tiny(data, tmp_path, weights=str(model))).fingerprint() != config.fingerprint()
+
+
+def test_the_trees_of_a_model_advise_the_run_that_begins_with_it(data: Path, tmp_path: Path, public: Path) -> None:
+    plain, grown, again = (tmp_path / name for name in ("plain", "grown", "again"))
+    export.main(public, to=plain, onnx=False)
+    export.main(public, to=grown, onnx=False, trees=True)
+    export.main(grown, to=again, onnx=False)  # keeps them
+    method = ECGMatchSettings(neighbours=3, measurements=True, memory=1.0)
+    configs = [tiny(data, tmp_path / f"runs-{m.name}", method, weights=str(m)) for m in (plain, grown, again)]
+    prints = [pinned(config).fingerprint() for config in configs]
+    assert prints[0] != prints[1] == prints[2]
+    folders = [run(config) for config in configs[:2]]
+    told = [(folder / "log.txt").read_text() for folder in folders]
+    assert "second opinion: trees on measurements reach" in told[0]
+    assert "second opinion: trees on measurements, and those that came with the weights, reach" in told[1]
+    banks = [final_state(folder)["bank.p"] for folder in folders]
+    assert not torch.equal(*banks)
+    classes = ("CD", "Rhythm", "STT", "Other", "Normal")
+    same, others = (public_trees(configs[1], names) for names in (classes, ("AF", "LBBB")))
+    assert same is not None
+    assert others is not None
+    assert (same.same_classes, others.same_classes) == (True, False)
+    assert public_trees(configs[0], classes) is None
+
+
+def test_broken_trees_end_the_run_before_it_has_a_folder(data: Path, tmp_path: Path, public: Path) -> None:
+    export.main(public, to=tmp_path / "model", onnx=False)
+    (tmp_path / "model" / "trees.safetensors").write_bytes(b"no trees")
+    method = ECGMatchSettings(neighbours=3, measurements=True)
+    config = tiny(data, tmp_path / "runs", method, weights=str(tmp_path / "model"))
+    with pytest.raises(UserError, match=r"trees\.safetensors: not the trees of a model .* `ecgmatch export --trees`"):
+        run(config)
+    assert not list((tmp_path / "runs").glob("*"))
+    run(replace(config, method=SupervisedSettings()))  # asks no trees
+
+
+def test_trees_need_the_recordings_of_a_run(tmp_path: Path, public: Path) -> None:
+    export.main(public, to=tmp_path / "model", onnx=False)
+    with pytest.raises(UserError, match=r"--trees: .*model is no run's folder"):
+        export.main(tmp_path / "model", to=tmp_path / "more", onnx=False, trees=True)
+    with pytest.raises(UserError, match="nowhere"):
+        export.main(public, to=tmp_path / "more", onnx=False, trees=True, shards=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "more").exists()
+    with pytest.raises(UserError, match="--shards elsewhere: is read for the trees alone; give --trees"):
+        export.main(public, to=tmp_path / "more", onnx=False, shards="elsewhere")
 
 
 def test_other_classes_begin_with_a_classifier_of_their_own(data: Path, tmp_path: Path, public: Path) -> None:
