@@ -16,7 +16,7 @@ from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
 from ecgmatch_dist.record.folder import RunFolder
-from ecgmatch_dist.record.start_weights import check_not_seen, public_trees, starting_weights
+from ecgmatch_dist.record.start_weights import check_not_seen, check_public_trees, starting_weights
 
 
 def open_store(config: Config, split: Split) -> ShardStore:
@@ -42,9 +42,8 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
     lines = readiness(split, split.all_labels(store), found)
     if config.weights:
         starting_weights(config, store.preprocess, ())
-        if config.method.asks_trees:
-            public_trees(config, ())
-        lines += [f"warning: {text}" for text in [check_not_seen(config, split)] if text]
+        told = [check_not_seen(config, split), check_public_trees(config) if config.method.asks_trees else ""]
+        lines += [f"warning: {text}" for text in told if text]
     for line in lines if main else ():
         print(line, flush=True)
 

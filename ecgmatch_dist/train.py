@@ -36,7 +36,7 @@ from ecgmatch_dist.network.optim import gradient_norm, learning_rate, set_learni
 from ecgmatch_dist.readiness import check_before_training
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import memory_gib
-from ecgmatch_dist.record.start_weights import pinned
+from ecgmatch_dist.record.start_weights import check_same_everywhere, pinned
 from ecgmatch_dist.record.starts import Chain, starts_of
 from ecgmatch_dist.recovery.heartbeat import Heartbeat, ending_at_once
 from ecgmatch_dist.recovery.signals import Signals, Stopped, StopRequest
@@ -271,7 +271,10 @@ def train(config: Config) -> RunFolder:
         torch.set_num_threads(config.runtime.threads or ranks.threads)
         if config.runtime.deterministic and ranks.device.type == "cuda":
             use_deterministic_algorithms()
-        return train_run(pinned(config.settled()), ranks, signals)
+        config = pinned(config.settled())
+        if config.weights:
+            check_same_everywhere(config)
+        return train_run(config, ranks, signals)
 
 
 def main(args: list[str]) -> None:

@@ -34,7 +34,7 @@ from ecgmatch_dist.terminal.waiting import track
 Way = Literal["bank", "random"]
 STEP = 20  # labels between two points of a curve
 TEST = 0.25
-FEATURES = 300  # about as many as there are measurements
+FEATURES = 460  # about as many as there are measurements
 Ints = NDArray[np.int64]
 
 

@@ -3,7 +3,9 @@
 from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.fields import (
+    OPINION,
     PIN,
+    WITH_TREES,
     Augment,
     Bank,
     Config,
@@ -18,7 +20,9 @@ from ecgmatch_dist.config.roles import Role, added, draw, execution
 from ecgmatch_dist.config.saved import first_difference, flatten, from_json, role
 
 __all__ = [
+    "OPINION",
     "PIN",
+    "WITH_TREES",
     "Augment",
     "Bank",
     "Config",

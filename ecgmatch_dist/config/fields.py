@@ -10,6 +10,7 @@ and the report's grouping of runs follow from the roles. Importing this module d
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -193,8 +194,12 @@ class Runtime:
     """A collective operation that takes longer ends the run with an error."""
 
 
-PIN = "#"
-"""Between the name of a model and the checksum of its weights, in `Config.weights` of a run that has begun."""
+PIN, WITH_TREES = "#", "+"
+"""In `Config.weights` of a run that has begun: name, PIN, checksum of the weights and, of a run that asks the trees that came
+with them, WITH_TREES and their checksum."""
+OPINION = 2
+"""Version of what is measured on an ECG, and of how the trees' opinion on it is mixed (`measurements/`). Raise it with every
+change: runs that ask trees get another fingerprint, and published trees, which know measurements by number, are not asked."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +279,7 @@ class Config:
             tag=f"member{member + 1}" if member else "",
             member=member,
             method=method_settings("supervised")(),
+            weights=re.sub(rf"({PIN}[0-9a-f]+){re.escape(WITH_TREES)}[0-9a-f]+$", r"\1", self.weights),
             init="scratch",
             bank=Bank(),
             optim=self.pretrain,
@@ -331,7 +337,8 @@ class Config:
         value = as_json(self, without=("execution",), older=True)
         if self.weights:
             value["weights"] = self.weights.rpartition(PIN)[2]  # what they are, not where
-        value |= value.pop(
-            "runtime"
-        )  # the first release had these two fields at the top level, and its hashes must stay
+        if self.method.asks_trees:
+            value["opinion"] = OPINION
+        # the first release had these two fields at the top level, and its hashes must stay
+        value |= value.pop("runtime")
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

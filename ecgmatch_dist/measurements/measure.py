@@ -4,6 +4,7 @@ Signals are band-passed and z-scored per lead, as in the shards, so amplitudes a
 Shapes: V = 12 leads, T samples, n beats, S = 90 samples of a beat.
 """
 
+from collections.abc import Collection
 from functools import cache
 
 import numpy as np
@@ -24,12 +25,10 @@ from ecgmatch_dist.measurements.waves import (
 
 Floats = NDArray[np.float32]
 
-VERSION = 2
-"""Of the measurements. Raise it with every change of their values or their order: published trees read them by number."""
-
 
 def measure(x: NDArray[np.floating], rate: float) -> Floats:
-    """One recording [V, T], as in the shards -> its measurements, always as many, all finite."""
+    """One recording [V, T], as in the shards -> its measurements, always as many, all finite. After a change of their values or
+    their order: raise `config.OPINION`."""
     x = x.astype(np.float32)
     if rate != RATE:
         x = resample(x, rate, RATE).astype(np.float32)
@@ -53,6 +52,12 @@ def measure(x: NDArray[np.floating], rate: float) -> Floats:
         moments(x),
     )
     return np.nan_to_num(np.concatenate([np.ravel(group) for group in groups]).astype(np.float32))
+
+
+def measure_all(signals: Collection[NDArray[np.floating]], rate: float) -> NDArray[np.float32]:
+    """[n, 12, T] -> [n, F]."""
+    measured = [measure(signal, rate) for signal in signals]
+    return np.stack(measured) if measured else np.empty((0, number_of_measurements()), np.float32)
 
 
 @cache

@@ -18,8 +18,8 @@ Probabilities = Callable[[Tensor], Tensor]
 
 
 def mixture(p: Tensor, trees: Tensor, share: float | Tensor, normal: int | None) -> Tensor:
-    """The networks' probabilities p [..., C] and the trees', by the share of the trees. `normal` is the class of recordings
-    that have no other class: its probability becomes the geometric mean of itself and of the chance of no other class."""
+    """The networks' probabilities p [..., C] and the trees', by the share of the trees. `normal` is a class that stands beside
+    no other one: its probability becomes the geometric mean of itself and of the chance of no other class."""
     p = torch.lerp(p, trees.to(p.dtype), share)
     if normal is None:
         return p
@@ -30,7 +30,7 @@ def mixture(p: Tensor, trees: Tensor, share: float | Tensor, normal: int | None)
 
 class Opinion:
     """The trees' prediction and its share. `fit` makes the trees, `validate` predicts the validation part by a module on all
-    ranks, `say` writes a line to the log. `normal`: the class that stands for none of the others, if there is one."""
+    ranks, `say` writes a line to the log. `normal`: the class that stands beside no other one, if there is one."""
 
     def __init__(
         self,
@@ -46,12 +46,13 @@ class Opinion:
         self.trees = self._fit()
         theirs, own = (self._validate(_Asked(ask)) for ask in (networks, self.ask))
         p, trees = (torch.from_numpy(predictions.probabilities) for predictions in (theirs, own))
-        maps = [macro_ap(own.labels, mixture(p, trees, share, self.normal).numpy()) for share in SHARES]
-        self.share = SHARES[int(from_rank_0(torch.tensor(np.argmax(maps))))]
+        alone = [macro_ap(own.labels, each.numpy()) for each in (trees, p)]
+        mixed = [macro_ap(own.labels, mixture(p, trees, share, self.normal).numpy()) for share in SHARES]
+        self.share = SHARES[int(from_rank_0(torch.tensor(np.argmax(mixed))))]
         who = "trees on measurements" + (", and those that came with the weights," if self.trees.public else "")
         self._say(
-            f"second opinion: {who} reach a validation MAP of {maps[-1]:.4f}, the networks {maps[0]:.4f}; "
-            f"with a share of {self.share:.0%} trees {max(maps):.4f}"
+            f"second opinion: {who} reach a validation MAP of {alone[0]:.4f}, the networks {alone[1]:.4f}; "
+            f"their mean with a share of {self.share:.0%} trees {max(mixed):.4f}"
         )
 
     def ask(self, x: Tensor) -> Tensor:

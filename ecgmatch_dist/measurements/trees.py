@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed.collectives import from_rank_0, gather_uneven, rank, world
-from ecgmatch_dist.measurements.measure import measure
+from ecgmatch_dist.measurements.measure import measure_all
 
 FOREST = {"n_estimators": 300, "min_samples_leaf": 2, "max_features": 0.5}
 PUBLISHED = {"n_estimators": 60, "min_samples_leaf": 5, "max_features": 0.5}
@@ -46,6 +46,14 @@ class PublicTrees(NamedTuple):
     same_classes: bool
     """Whether their classes are those of the run. If not, what they say is a measurement and no opinion."""
 
+    @property
+    def learnt(self) -> NDArray[np.bool_]:
+        """[C] classes that they tell apart. Of the others their recordings were all alike, or not annotated: one leaf."""
+        forests = self.forests
+        grown = forests.left[forests.roots] != forests.roots
+        found: NDArray[np.bool_] = np.logical_or.reduceat(grown, np.cumsum([0, *forests.trees[:-1]]))
+        return found
+
 
 class MeasurementTrees:
     """Predicts signals of one sampling rate. What public trees say of a class is one more measurement; where they know the same
@@ -56,14 +64,12 @@ class MeasurementTrees:
 
     def predict(self, signals: NDArray[np.floating]) -> NDArray[np.float64]:
         """[n, 12, T] -> probabilities [n, C]."""
-        if not len(signals):
-            return np.empty((0, len(self.forests.trees)))
         rows = measure_all(signals, self.rate)
         if self.public is None:
             return descend(self.forests, rows)
         theirs = descend(self.public.forests, rows)
         own = descend(self.forests, with_answers(rows, theirs))
-        return (own + theirs) / 2 if self.public.same_classes else own
+        return np.where(self.public.learnt, (own + theirs) / 2, own) if self.public.same_classes else own
 
 
 def with_answers(rows: NDArray[np.float32], theirs: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -110,8 +116,8 @@ def _descend(forests: Forests, rows: NDArray[np.float32]) -> NDArray[np.float64]
         node = below
     ends = np.cumsum(forests.trees)
     shares = forests.share[node]
-    # A sum over the first axis adds tree after tree, as scikit-learn does: the same bits.
-    return np.stack([shares[end - n : end].sum(0) / n for end, n in zip(ends, forests.trees, strict=True)], 1)
+    # Tree after tree, as scikit-learn adds: the same bits, however many rows there are.
+    return np.stack([sum(shares[end - n : end]) / n for end, n in zip(ends, forests.trees, strict=True)], 1)
 
 
 def fit_trees(
@@ -126,14 +132,13 @@ def fit_trees(
     grows the trees, by as many threads as torch computes with. A collective."""
     rate = store.preprocess.rate
     mine = np.array_split(rows, world())[rank()]
-    pieces = [measure_all(store.read(mine[i : i + READ]), rate) for i in range(0, len(mine), READ)]
-    if not pieces:  # fewer recordings than ranks: the number of measurements is still needed
-        pieces = [measure_all(store.read(rows[:1]), rate)[:0]]
+    read = range(0, max(len(mine), 1), READ)  # fewer recordings than ranks: none of them, with their measurements
+    pieces = [measure_all(store.read(mine[i : i + READ]) if len(mine) else (), rate) for i in read]
     measured = gather_uneven(torch.from_numpy(np.concatenate(pieces))).numpy()
-    threads = torch.get_num_threads()
-    if public:
-        measured = with_answers(measured, descend(public.forests, measured))
-    grown = grow(measured, labels, seed, threads, settings) if rank() == 0 else None
+    grown = None
+    if rank() == 0:
+        seen = with_answers(measured, descend(public.forests, measured)) if public else measured
+        grown = grow(seen, labels, seed, torch.get_num_threads(), settings)
     return MeasurementTrees(shared(grown), rate, public)
 
 
@@ -143,11 +148,6 @@ def shared(forests: Forests | None) -> Forests:
     lengths = from_rank_0(torch.tensor([len(array) for array in own])).tolist()
     arrays = (np.resize(array, length) for array, length in zip(own, lengths, strict=True))  # of rank 0: as they are
     return Forests(*(from_rank_0(torch.from_numpy(array)).numpy() for array in arrays))
-
-
-def measure_all(signals: NDArray[np.floating], rate: float) -> NDArray[np.float32]:
-    """[n, 12, T] -> [n, F]."""
-    return np.stack([measure(signal, rate) for signal in signals]) if len(signals) else np.empty((0, 0), np.float32)
 
 
 def _leaf(share: float) -> Forests:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ecgmatch_dist.config import OPINION
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.atomic import write_atomic
 from ecgmatch_dist.files.strict import check_format
-from ecgmatch_dist.measurements.measure import VERSION, number_of_measurements
+from ecgmatch_dist.measurements.measure import number_of_measurements
 from ecgmatch_dist.measurements.trees import Forests
 
 NAME = "trees.safetensors"
@@ -26,11 +27,15 @@ FORMAT = 1
 REMEDY = "write it anew by `ecgmatch export --trees`, or remove it: the model works without"
 KINDS = {"feature": np.int16, "value": np.float32, "right": np.int32, "roots": np.int32, "trees": np.int32}
 LEAF = -1
-MOST_TREES, DEEPEST = 1_000, 200  # of a class; nodes from a root to a leaf
+MOST_TREES, DEEPEST = 20_000, 200  # of all classes; nodes from a root to a leaf
+
+
+class OtherMeasurements(UserError):
+    """These trees are sound, but they read the measurements of another version."""
 
 
 def save_trees(path: Path, forests: Forests, classes: Sequence[str]) -> None:
-    """Write forests. Thresholds and shares are rounded to float32."""
+    """Write forests. Thresholds and shares are rounded to float32. Refuses what `load_trees` would."""
     own = np.arange(len(forests.feature))
     leaf = forests.left == own
     assert np.array_equal(forests.left[~leaf], own[~leaf] + 1), "a left child is the next node"
@@ -41,8 +46,10 @@ def save_trees(path: Path, forests: Forests, classes: Sequence[str]) -> None:
         "roots": forests.roots,
         "trees": forests.trees,
     }
-    notes = {"format": FORMAT, "classes": list(classes), "measurements": number_of_measurements(), "version": VERSION}
+    notes = {"format": FORMAT, "classes": list(classes), "measurements": number_of_measurements(), "version": OPINION}
     tensors = {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
+    if wrong := what_is_wrong(tensors, len(classes), number_of_measurements()):
+        raise UserError(f"{path}: {wrong}; export the model without --trees")
     content = save(tensors, {"notes": json.dumps(notes, sort_keys=True)})
     write_atomic(path, lambda to: to.write_bytes(content))
 
@@ -59,8 +66,11 @@ def load_trees(path: Path) -> tuple[Forests, tuple[str, ...]]:
         raise UserError(f"{path}: not the trees of a model (its notes are no object); {REMEDY}")
     check_format(notes, FORMAT, path, REMEDY)
     measurements = number_of_measurements()
-    if (notes.get("measurements"), notes.get("version")) != (measurements, VERSION):
-        raise UserError(f"{path}: its trees read other measurements than this version of ecgmatch_dist makes; {REMEDY}")
+    if (notes.get("measurements"), notes.get("version")) != (measurements, OPINION):
+        raise OtherMeasurements(
+            f"{path}: these trees read other measurements than this version of ecgmatch_dist makes, and are not asked; "
+            "`ecgmatch export --trees` makes new ones"
+        )
     classes = notes.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"{path}: its classes are no list of names; {REMEDY}")
@@ -76,11 +86,15 @@ def what_is_wrong(arrays: dict[str, NDArray[Any]], classes: int, measurements: i
     feature, value, right, roots, trees = (arrays[name] for name in KINDS)
     nodes, own = len(feature), np.arange(len(feature))
     leaf = feature == LEAF
-    if not len(value) == len(right) == nodes or len(trees) != classes or classes == 0:
+    if not len(value) == len(right) == nodes:
         return "its arrays have different lengths"
-    if (trees < 1).any() or (trees > MOST_TREES).any() or trees.astype(np.int64).sum() != len(roots):
-        return f"a class has no tree, or more than {MOST_TREES:,}, or others than there are"
-    if roots[0] != 0 or (np.diff(roots) < 1).any() or roots[-1] >= nodes:
+    if len(trees) != classes or classes == 0:
+        return f"it has trees of {len(trees)} classes and names of {classes}"
+    if (trees < 1).any() or trees.sum(dtype=np.int64) != len(roots):
+        return "a class has no tree, or others than there are"
+    if len(roots) > MOST_TREES:
+        return f"it has more than {MOST_TREES:,} trees"
+    if roots[0] != 0 or (np.diff(roots.astype(np.int64)) < 1).any() or roots[-1] >= nodes:
         return "a tree begins outside of the nodes, or where another one does"
     if (feature < LEAF).any() or (feature >= measurements).any():
         return "a node looks at a measurement that does not exist"

@@ -20,8 +20,9 @@ class AdvisedSettings(MethodSettings):
     """Settings of a method that can ask the trees."""
 
     measurements: bool = added(False)
-    """Trees that read ECG measurements (rhythm, intervals, waves), fitted to the labelled part, are asked beside the network.
-    How much they count is chosen on the validation part. In no paper; a large gain with few labels (docs/experiments.md)."""
+    """Trees that read ECG measurements (rhythm, intervals, waves), fitted to the labelled part, are asked beside the network,
+    and those that came with `weights`, too. How much they count is chosen on the validation part; Normal is made to agree with
+    the other classes. In no paper; a large gain with few labels (docs/experiments.md)."""
 
     @property
     def asks_trees(self) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from ecgmatch_dist.config import PIN, Config, Model
+from ecgmatch_dist.config import PIN, WITH_TREES, Config, Model
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.distributed.collectives import all_sum_nograd, from_rank_0
 from ecgmatch_dist.errors import UserError, require
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.measurements.trees import PublicTrees
@@ -25,14 +27,14 @@ FREE = ("dropout", "feature")
 
 
 def pinned(config: Config) -> Config:
-    """The same run with the checksum of the weights, and of the trees beside them, behind their name: others of that name are
-    another run."""
+    """The same run with the checksum of the weights and, if it asks them, of the trees beside them, behind their name:
+    others of that name are another run."""
     if not config.weights:
         return config
     name, wanted = _parted(config.weights)
-    path = _file(name)
-    content = [file.read_bytes() for file in (path, path.with_name(trees_file.NAME)) if file.is_file()]
-    found = hashlib.sha256(b"".join(content)).hexdigest()[:DIGITS]
+    path = _weights(name)
+    read = [path, *(trees for trees in [_trees(config)] if trees and config.method.asks_trees)]
+    found = WITH_TREES.join(hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] for file in read)
     if wanted not in ("", found):
         raise UserError(
             f"{path}: these are not the weights and trees that the run began with (checksum {found}, not {wanted}); "
@@ -41,9 +43,21 @@ def pinned(config: Config) -> Config:
     return replace(config, weights=f"{name}{PIN}{found}")
 
 
+def check_same_everywhere(config: Config) -> None:
+    """Refuse ranks that find other files under the name of the model. A collective."""
+    checksum = torch.tensor(list(_parted(config.weights)[1].ljust(2 * DIGITS + 1).encode()))
+    differ = bool((checksum != from_rank_0(checksum)).any())
+    if ranks := int(all_sum_nograd(torch.tensor(int(differ))).item()):
+        name = _parted(config.weights)[0]
+        raise UserError(
+            f"weights = {name!r}: {ranks} ranks find other weights or trees under this name than rank 0; "
+            "bring the same folder to every node"
+        )
+
+
 def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Tensor]:
     """The weights that the chain begins with. Without the classifier, if it knows other classes. Refuses what does not fit."""
-    path = _file(_parted(config.weights)[0])
+    path = _weights(_parted(config.weights)[0])
     weights, notes = load_weights(path)
     check_network(config.model, notes.model, path)
     network = build_model(len(notes.classes), config.model, seed=0).state_dict()
@@ -62,12 +76,23 @@ def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[s
 
 
 def public_trees(config: Config, classes: Sequence[str]) -> PublicTrees | None:
-    """The trees beside the weights that the chain begins with, if there are any."""
-    path = _file(_parted(config.weights)[0]).with_name(trees_file.NAME) if config.weights else None
-    if path is None or not path.is_file():
+    """The trees beside the weights that the chain begins with, if there are any that read today's measurements."""
+    path = _trees(config)
+    if path is None or check_public_trees(config):
         return None
     forests, theirs = trees_file.load_trees(path)
     return PublicTrees(forests, same_classes=theirs == tuple(classes))
+
+
+def check_public_trees(config: Config) -> str:
+    """Refuse broken trees beside the weights. Returns a warning where they cannot be asked; else an empty text."""
+    path = _trees(config)
+    try:
+        if path:
+            trees_file.load_trees(path)
+    except trees_file.OtherMeasurements as error:
+        return str(error)
+    return ""
 
 
 def check_network(own: Model, theirs: Model, path: Path) -> None:
@@ -133,11 +158,18 @@ def trained_on(folder: Path) -> list[str]:
 
 def _parted(weights: str) -> tuple[str, str]:
     """Name and checksum; without one, an empty text."""
-    match = re.fullmatch(rf"(.+){PIN}([0-9a-f]{{{DIGITS}}})", weights, re.DOTALL)
+    checksum = f"[0-9a-f]{{{DIGITS}}}"
+    match = re.fullmatch(rf"(.+){PIN}({checksum}(?:{re.escape(WITH_TREES)}{checksum})?)", weights, re.DOTALL)
     return (match[1], match[2]) if match else (weights, "")
 
 
-def _file(name: str) -> Path:
+def _trees(config: Config) -> Path | None:
+    """The trees beside the weights, if there are any."""
+    path = _weights(_parted(config.weights)[0]).with_name(trees_file.NAME) if config.weights else None
+    return path if path and path.is_file() else None
+
+
+def _weights(name: str) -> Path:
     path = weights_file(model_folder(name)[0])[0]
     remedy = "the folder of a finished run or of `ecgmatch export`, or the name of a model that comes with the package"
     require(path.is_file(), "weights", name, remedy)

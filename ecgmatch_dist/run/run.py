@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 
 import torch
 from safetensors.torch import load_file
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Config
-from ecgmatch_dist.data.labels import load_scheme
+from ecgmatch_dist.data.labels import UNKNOWN, load_scheme
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.stream import Batch, FiniteBatch, Stream, finite
 from ecgmatch_dist.data.web_stream import WebStream
@@ -21,7 +20,7 @@ from ecgmatch_dist.distributed.whereabouts import during
 from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.measurements.opinion import Opinion
-from ecgmatch_dist.measurements.trees import fit_trees
+from ecgmatch_dist.measurements.trees import MeasurementTrees, fit_trees
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -198,10 +197,16 @@ class Run:
             return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
 
         parts = self.parts
-        public = public_trees(self.config, self.classes)
-        fit = partial(fit_trees, parts.store, parts.rows["labelled"], parts.labels["labelled"], self.seed, public)
-        normal = load_scheme(self.split.scheme).normal
-        return Opinion(fit, validate, self.logger.say, normal)
+        labels = parts.labels["labelled"]
+
+        def fit() -> MeasurementTrees:
+            return fit_trees(
+                parts.store, parts.rows["labelled"], labels, self.seed, public_trees(self.config, self.classes)
+            )
+
+        # of a class that nobody has annotated, nothing can be said, and so nothing of a recording without any class
+        every = bool((labels != UNKNOWN).any(0).all())
+        return Opinion(fit, validate, self.logger.say, load_scheme(self.split.scheme).normal if every else None)
 
     def fit_probe(self) -> None:
         """Replace the classifier of the network that is kept by a linear probe of the labelled part."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ecgmatch_dist.config import Bank, Optim
 from ecgmatch_dist.data.labels import UNKNOWN
 from ecgmatch_dist.evaluate import Predictions
+from ecgmatch_dist.measurements.measure import measure_all
 from ecgmatch_dist.measurements.opinion import Opinion, mixture
-from ecgmatch_dist.measurements.trees import FOREST, MeasurementTrees, descend, fit_trees, grow, measure_all
+from ecgmatch_dist.measurements.trees import FOREST, MeasurementTrees, descend, fit_trees, grow
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.recovery.signals import Stopped
 from tests.support.measured import Shards, recordings
@@ -114,6 +115,20 @@ def test_normal_agrees_with_the_other_classes() -> None:
     expected = torch.tensor([[0.5, (0.9 * 0.5 * 0.8) ** 0.5, 0.2], [0.0, 0.5, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(mixed, expected)
     torch.testing.assert_close(mixture(p, 1 - p, 0.25, None), 0.75 * p + 0.25 * (1 - p))
+
+
+@pytest.mark.parametrize(("normal", "expected"), [(None, 0.0), (1, 0.75)])
+def test_the_share_is_chosen_for_what_is_used(normal: int | None, expected: float) -> None:
+    """The networks know the second class alone, the trees the first alone. If the second is Normal, the first tells it."""
+    truth = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.uint8)
+    networks, trees = (
+        np.array([[first, second] for first, second in zip(*columns, strict=True)])
+        for columns in (([0.1, 0.2, 0.9, 0.9], [0.2, 0.2, 0.9, 0.8]), ([1.0, 1.0, 0.0, 0.0], [0.9, 0.9, 0.1, 0.1]))
+    )
+    answers = iter(Predictions(truth, p, np.zeros((4, 0))) for p in (networks, trees))
+    opinion = Opinion(lambda: fitted(*recordings(20, 0)), lambda _: next(answers), lambda _: None, normal)
+    opinion.weigh(lambda x: x)
+    assert opinion.share == expected
 
 
 def test_a_run_knows_which_class_is_normal(data: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from ecgmatch_dist.config import OPINION
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.measurements.measure import VERSION, measure, number_of_measurements
+from ecgmatch_dist.measurements.measure import measure, measure_all, number_of_measurements
 from ecgmatch_dist.measurements.trees import (
     PUBLISHED,
     MeasurementTrees,
@@ -19,7 +20,6 @@ from ecgmatch_dist.measurements.trees import (
     descend,
     fit_trees,
     grow,
-    measure_all,
     with_answers,
 )
 from ecgmatch_dist.measurements.trees_file import FORMAT, NAME, load_trees, save_trees, what_is_wrong
@@ -65,6 +65,20 @@ def put(name: str, at: int, value: float) -> Callable[[Arrays], Arrays]:
     return change
 
 
+def wrapped_roots(arrays: Arrays) -> Arrays:
+    """As int32, each of them is one more than the one before, or so it seems."""
+    first, *_, last = arrays["roots"]
+    roots = np.array([first, 2**31 - 1, -(2**31), -1, last], np.int32)
+    return arrays | {"roots": roots, "trees": np.array([4, 1], np.int32)}
+
+
+def many_trees(arrays: Arrays) -> Arrays:
+    """Small in a file, large when all of them are asked at once."""
+    number = np.arange(20_001, dtype=np.int32)
+    leaves = {"feature": np.full(len(number), -1, np.int16), "value": np.zeros(len(number), np.float32)}
+    return leaves | {"right": number, "roots": number, "trees": np.array([20_000, 1], np.int32)}
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -76,7 +90,9 @@ def put(name: str, at: int, value: float) -> Callable[[Arrays], Arrays]:
         (put("roots", 0, -1), "a tree begins outside of the nodes"),
         (put("roots", 1, 0), "or where another one does"),
         (put("trees", 0, 0), "a class has no tree"),
-        (put("trees", 0, 1001), "or more than 1,000"),
+        (put("trees", 0, 1001), "or others than there are"),
+        (wrapped_roots, "a tree begins outside of the nodes"),
+        (many_trees, "it has more than 20,000 trees"),
         (put("value", 0, np.nan), "a threshold is not finite"),
         (put("value", -1, 2), "a share not between 0 and 1"),  # the last node is a leaf
         (lambda arrays: arrays | {"value": arrays["value"][:-1]}, "its arrays have different lengths"),
@@ -93,17 +109,17 @@ def test_what_is_no_tree_is_refused(saved: Path, change: Callable[[Arrays], Arra
 @pytest.mark.parametrize(
     ("notes", "told"),
     [
-        ({"version": VERSION + 1}, "read other measurements than this version of ecgmatch_dist makes"),
+        ({"version": OPINION + 1}, "read other measurements than this version of ecgmatch_dist makes"),
         ({"measurements": 3}, "read other measurements"),
         ({"format": FORMAT + 1}, "format 2, but this version"),
         ({"classes": ["A", 2]}, "its classes are no list of names"),
-        ({"classes": ["A"]}, "its arrays have different lengths"),
+        ({"classes": ["A"]}, "it has trees of 2 classes and names of 1"),
     ],
 )
 def test_trees_that_are_not_for_this_version_are_refused(
     saved: Path, tmp_path: Path, notes: dict[str, Any], told: str
 ) -> None:
-    good = {"format": FORMAT, "classes": ["A", "B"], "measurements": number_of_measurements(), "version": VERSION}
+    good = {"format": FORMAT, "classes": ["A", "B"], "measurements": number_of_measurements(), "version": OPINION}
     path = tmp_path / "trees.safetensors"
     save_file(load_file(saved), path, {"notes": json.dumps(good)})
     assert load_trees(path)[1] == ("A", "B")
@@ -144,7 +160,7 @@ def test_a_type_that_numpy_does_not_know_is_refused(saved: Path, tmp_path: Path)
 
 
 def test_the_trees_of_the_included_model_fit_the_measurements() -> None:
-    """After a change of the measurements: raise their VERSION, and grow these trees anew by `ecgmatch export --trees`."""
+    """After a change of the measurements: raise OPINION, and grow these trees anew by `ecgmatch export --trees`."""
     forests, classes = load_trees(INCLUDED / "chapman_ptbxl" / NAME)
     assert len(classes) == len(forests.trees) == 5
 
@@ -156,10 +172,35 @@ def test_public_trees_are_a_measurement_and_where_classes_are_the_same_an_opinio
     theirs = descend(forests, asked)
     own = grow(with_answers(rows, descend(forests, rows)), y, 0)
     says = descend(own, np.hstack([asked, theirs.astype(np.float32)]))
-    for same, expected in ((False, says), (True, (says + theirs) / 2)):
+    both = np.stack([(says + theirs)[:, 0] / 2, says[:, 1]], 1)  # of the second class they have learnt nothing
+    for same, expected in ((False, says), (True, both)):
         trees = MeasurementTrees(own, 100, PublicTrees(forests, same))
         np.testing.assert_array_equal(trees.predict(new), expected)
         assert trees.predict(new[:0]).shape == (0, 2)
+
+
+def test_answers_do_not_depend_on_how_many_are_asked(saved: Path) -> None:
+    forests, _ = load_trees(saved)
+    rows = measure_all(recordings(10, 1)[0], 100)
+    assert np.array_equal(
+        descend(forests, rows), np.concatenate([descend(forests, rows[i : i + 1]) for i in range(10)])
+    )
+
+
+def test_a_leaf_of_published_trees_is_no_single_recording() -> None:
+    """docs/predict.md promises it: the file tells nobody's measurements."""
+    x, y = recordings(100, 0)
+    y[:, 0] = np.random.default_rng(1).integers(0, 2, len(y))  # noise, so that trees would grow as deep as they may
+    forests = grow(measure_all(x, 100), y, 0, settings=PUBLISHED)
+    reached = np.zeros((len(forests.roots), len(forests.feature)), int)
+    for tree, root in enumerate(forests.roots):
+        for row in measure_all(x, 100):
+            node = root
+            while forests.left[node] != node:
+                left = row[forests.feature[node]] <= forests.threshold[node]
+                node = forests.left[node] if left else forests.right[node]
+            reached[tree, node] += 1
+    assert reached[reached > 0].min() >= 5
 
 
 def test_ranks_change_nothing_with_public_trees(saved: Path) -> None:

@@ -1,5 +1,6 @@
 """`--weights`: a chain begins with a trained model, which is known by its content, fits, and has not seen the test part."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +15,21 @@ from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command as export
+from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.record.config_file import read_config
+from ecgmatch_dist.record.hub import INCLUDED
 from ecgmatch_dist.record.start_weights import (
     check_not_seen,
+    check_same_everywhere,
     pinned,
     public_trees,
     seen_test_recordings,
     starting_weights,
 )
 from ecgmatch_dist.record.weights import load_weights, save_weights
+from tests.support.ranks import run_threads
 from tests.support.shard_factory import make_shards, random_codes
 from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
 
@@ -100,6 +105,56 @@ def test_the_trees_of_a_model_advise_the_run_that_begins_with_it(data: Path, tmp
     assert public_trees(configs[0], classes) is None
 
 
+def test_trees_decide_the_runs_that_ask_them_alone(data: Path, tmp_path: Path, public: Path) -> None:
+    """So the supervised start of a chain is the same run, whatever lies beside the weights."""
+    model = tmp_path / "model"
+    export.main(public, to=model, onnx=False)
+    asks, labels_alone = (
+        tiny(data, tmp_path, method, weights=str(model))
+        for method in (ECGMatchSettings(neighbours=3, measurements=True), SupervisedSettings())
+    )
+    before = [pinned(config) for config in (asks, labels_alone.settled())]
+    shutil.copyfile(INCLUDED / "chapman_ptbxl" / trees_file.NAME, model / trees_file.NAME)
+    after = [pinned(config) for config in (asks, labels_alone.settled())]
+    assert [a.fingerprint() == b.fingerprint() for a, b in zip(before, after, strict=True)] == [False, True]
+    assert after[0].start().fingerprint() == after[1].fingerprint() == before[0].start().fingerprint()
+    assert pinned(after[0]) == after[0]
+    assert pinned(after[0].start()) == after[0].start()
+
+
+def test_trees_of_other_measurements_are_not_asked(
+    data: Path, tmp_path: Path, public: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights are as good as before. On the hub, nobody can remove the trees."""
+    export.main(public, to=tmp_path / "model", onnx=False, trees=True)
+    path = tmp_path / "model" / trees_file.NAME
+    path.write_bytes(path.read_bytes().replace(rb"\"version\": 2", rb"\"version\": 1"))
+    method = ECGMatchSettings(neighbours=3, measurements=True)
+    folder = run(tiny(data, tmp_path / "runs", method, weights=str(tmp_path / "model")))
+    told = capsys.readouterr().out
+    assert "warning:" in told
+    assert "read other measurements than this version of ecgmatch_dist makes, and are not asked" in told
+    assert "second opinion: trees on measurements reach" in (folder / "log.txt").read_text()
+
+
+def test_ranks_that_find_other_files_are_refused(data: Path, tmp_path: Path, public: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(public, other)
+    file = other / "best.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+
+    def check(rank: int, world: int, places: tuple[Path, Path]) -> str:
+        try:
+            check_same_everywhere(pinned(tiny(data, tmp_path, weights=str(places[rank]))))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    assert run_threads(2, check, (public, public)) == ["", ""]
+    for told in run_threads(2, check, (public, other)):
+        assert "1 ranks find other weights or trees under this name than rank 0; bring the same folder" in told
+
+
 def test_broken_trees_end_the_run_before_it_has_a_folder(data: Path, tmp_path: Path, public: Path) -> None:
     export.main(public, to=tmp_path / "model", onnx=False)
     (tmp_path / "model" / "trees.safetensors").write_bytes(b"no trees")
@@ -113,10 +168,16 @@ def test_broken_trees_end_the_run_before_it_has_a_folder(data: Path, tmp_path: P
 
 def test_trees_need_the_recordings_of_a_run(tmp_path: Path, public: Path) -> None:
     export.main(public, to=tmp_path / "model", onnx=False)
-    with pytest.raises(UserError, match=r"--trees: .*model is no run's folder"):
+    with pytest.raises(UserError, match=r"--trees: .*model is no run's folder.* give the folder of the run"):
         export.main(tmp_path / "model", to=tmp_path / "more", onnx=False, trees=True)
     with pytest.raises(UserError, match="nowhere"):
         export.main(public, to=tmp_path / "more", onnx=False, trees=True, shards=str(tmp_path / "nowhere"))
+    gone = tmp_path / "gone"
+    shutil.copytree(public, gone)
+    config = (gone / "config.json").read_text()
+    (gone / "config.json").write_text(config.replace(str(public.parents[1] / "shards"), "moved"))
+    with pytest.raises(UserError, match=r"--trees: moved.*, or give --shards, where they are now"):
+        export.main(gone, to=tmp_path / "more", onnx=False, trees=True)
     assert not (tmp_path / "more").exists()
     with pytest.raises(UserError, match="--shards elsewhere: is read for the trees alone; give --trees"):
         export.main(public, to=tmp_path / "more", onnx=False, shards="elsewhere")
