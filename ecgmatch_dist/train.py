@@ -204,6 +204,8 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
         for name, arrays in artifacts.items():
             run.folder.save_arrays(run.folder.path / name, arrays)
         run.folder.finish(run.result(reason, measured))
+        if warning := run.worse_than_start():
+            run.logger.say(warning)
     test = measured["test"]
     run.logger.say(
         f"finished ({reason}) after {run.seconds:.0f} s: test MAP {test.map:.4f}, macro AUC {test.macro_auc:.4f}"

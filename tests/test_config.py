@@ -23,6 +23,7 @@ from ecgmatch_dist.config import (
     role,
 )
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.methods.dst import DSTSettings
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.presets import PRESETS
@@ -62,6 +63,10 @@ def test_unknown_method_is_refused() -> None:
         (lambda: Optim(lr=0.0), r"optim\.lr"),
         (lambda: Optim(unlabelled_batch=0), r"optim\.unlabelled_batch"),
         (lambda: Bank(shard_group=0), r"bank\.shard_group"),
+        (lambda: ECGMatchSettings(neighbours=0), r"method\.neighbours = 0"),
+        (lambda: ECGMatchSettings(lambda_u=-3.0), r"method\.lambda_u = -3\.0: 0 or more"),
+        (lambda: ECGMatchSettings(lambda_f=-1.0), r"method\.lambda_f = -1\.0"),
+        (lambda: DSTSettings(lambda_worst=-1.0), r"method\.lambda_worst = -1\.0"),
     ],
 )
 def test_impossible_values_name_the_field(make: object, field: str) -> None:

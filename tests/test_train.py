@@ -84,6 +84,18 @@ def test_a_committee_is_trained_once_and_its_members_differ(data: Path, tmp_path
     assert len(list(tmp_path.glob("*.supervised*"))) == 2
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_a_run_says_if_its_start_was_better(data: Path, tmp_path: Path, better: bool) -> None:
+    config = tiny(data, tmp_path)
+    start = run(config.start())
+    result = json.loads((start / "result.json").read_text())
+    result["validation"]["map"] = 1.0 if better else 0.0
+    (start / "result.json").write_text(json.dumps(result))
+    told = (run(config) / "log.txt").read_text()
+    expected = f"warning: the start was better: {start.name} has a validation MAP of 1.0000, this run 0."
+    assert (expected in told) == better == ("warning" in told)
+
+
 @pytest.mark.parametrize("done", ["a", "b"])
 def test_of_two_equal_starts_the_finished_one_is_used(data: Path, tmp_path: Path, done: str) -> None:
     """Two points of a grid may each have one. The unfinished one may be running in another job and must not be trained here."""

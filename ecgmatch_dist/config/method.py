@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import entry_points
 from typing import ClassVar
@@ -33,6 +33,11 @@ class MethodSettings:
     is_start: ClassVar[bool] = False
     """Whether other methods start from its weights. Its optimiser is `pretrain`; without labels, `contrast`."""
     known: ClassVar[dict[str, type["MethodSettings"]]] = {}
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.name.startswith("lambda_")):
+            value = getattr(self, name)
+            require(value >= 0, f"method.{name}", value, "0 or more: it is the weight of a loss")
 
     def __init_subclass__(cls) -> None:
         if cls.name:  # a class without a name only shares fields

@@ -31,6 +31,7 @@ class ContrastiveSettings(MethodSettings):
     """Temperature of the softmax."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.temperature > 0, "method.temperature", self.temperature, "greater than 0")
 
 

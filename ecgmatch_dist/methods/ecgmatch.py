@@ -56,6 +56,8 @@ class ECGMatchSettings(AdvisedSettings):
     changes it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.neighbours >= 1, "method.neighbours", self.neighbours, "at least 1")
         require(self.committee >= 1, "method.committee", self.committee, "at least 1, the start itself")
         require(0 <= self.memory <= 1, "method.memory", self.memory, "between 0 and 1")
 

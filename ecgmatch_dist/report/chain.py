@@ -25,8 +25,11 @@ BRACKETS = (
 NOTE = "A run minus the run whose weights it started from. " + BRACKETS
 OTHERWISE_NOTE = (
     "A tagged run minus the run of the same method without a tag, on the same labelled set; only runs that begin otherwise: "
-    "another network, other weights, another start. " + BRACKETS
+    "another network, other weights, another start. Other settings in which they differ stand behind the tag. "
+    + BRACKETS
 )
+BEGINNING = ("weights", "selfsupervised", "contrast", "init", "model", "augment")
+"""Settings, or sections of them, that make another start."""
 Pair = tuple[FinishedRun, FinishedRun]
 """A start, and the run that began with its weights; or a plain run, and the one that began otherwise."""
 
@@ -63,10 +66,18 @@ def find_otherwise(runs: Iterable[FinishedRun]) -> list[Link]:
     plain = {(run.split_sha256, run.method): run for run in runs if not run.tag}
     tagged = ((plain.get((run.split_sha256, run.method)), run) for run in runs if run.tag)
     return _grouped(
-        (f"{display.method(run.method)}: {run.tag}", (other, run))
+        (f"{display.method(run.method)}: {run.tag}{also_other(other, run)}", (other, run))
         for other, run in tagged
         if other and (not run.started_from or run.started_from != other.started_from)
     )
+
+
+def also_other(plain: FinishedRun, run: FinishedRun) -> str:
+    """The settings in which two runs differ beside their start: the difference may be theirs."""
+    keys = sorted(plain.settings.keys() | run.settings.keys())
+    differ = [key for key in keys if plain.settings.get(key) != run.settings.get(key)]
+    others = [key for key in differ if key.partition(".")[0] not in BEGINNING]
+    return f" (also other {', '.join(others)})" if others else ""
 
 
 def _grouped(pairs: Iterable[tuple[str, Pair]]) -> list[Link]:

@@ -237,6 +237,16 @@ class Run:
         missing = self.kept.load_state_dict(load_file(self.folder.best), strict=False)
         assert all(name.startswith("auxiliary.") for name in missing.missing_keys), missing
 
+    def worse_than_start(self) -> str:
+        """A warning if the run has not reached the validation MAP of the run that it started from; else an empty text."""
+        start = RunFolder(self.config.runs / self.starts[0]) if self.starts else None
+        if start is None or not start.finished or start.result().validation.map <= self.best.map:
+            return ""
+        return (
+            f"warning: the start was better: {start.path.name} has a validation MAP of {start.result().validation.map:.4f}, "
+            f"this run {self.best.map:.4f}"
+        )
+
     def result(self, reason: str, measured: dict[str, Metrics]) -> Result:
         """The content of result.json."""
         split, config = self.split, self.config

@@ -88,6 +88,13 @@ def test_a_chain_that_begins_otherwise_is_compared_with_the_plain_one(runs: list
     assert find_otherwise([*plain, *same_start]) == []  # another setting on the same start is a matter of the studies
 
 
+def test_another_start_is_not_blamed_for_other_settings(runs: list[FinishedRun]) -> None:
+    begun = {"weights": "chapman_ptbxl#1", "model.dropout": 0.1}
+    shorter = [replace(run, settings=run.settings | begun | {"optim.steps": 20}) for run in public(runs)]
+    found = [link.label for link in find_otherwise([*runs, *shorter]) if "public" in link.label]
+    assert found == ["Supervised: public (also other optim.steps)", "ECGMatch: public (also other optim.steps)"]
+
+
 def test_the_table_has_means_and_an_interval_over_sets_and_recordings(
     runs: list[FinishedRun], links: list[Link]
 ) -> None:
