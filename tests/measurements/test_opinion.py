@@ -123,7 +123,7 @@ def test_the_share_is_chosen_for_what_is_used(normal: int | None, expected: floa
     truth = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.uint8)
     networks, trees = (
         np.array([[first, second] for first, second in zip(*columns, strict=True)])
-        for columns in (([0.1, 0.2, 0.9, 0.9], [0.2, 0.2, 0.9, 0.8]), ([1.0, 1.0, 0.0, 0.0], [0.9, 0.9, 0.1, 0.1]))
+        for columns in (([0.1, 0.95, 0.9, 0.9], [0.2, 0.2, 0.9, 0.7]), ([1.0, 1.0, 0.0, 0.0], [0.9, 0.9, 0.1, 0.1]))
     )
     answers = iter(Predictions(truth, p, np.zeros((4, 0))) for p in (networks, trees))
     opinion = Opinion(lambda: fitted(*recordings(20, 0)), lambda _: next(answers), lambda _: None, normal)
