@@ -23,8 +23,8 @@ from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.predict.files import find_files
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.read import Reader
+from ecgmatch_dist.record import ancestors
 from ecgmatch_dist.record.calibration import to_file
-from ecgmatch_dist.record.start_weights import trained_on
 from ecgmatch_dist.terminal.waiting import waiting
 
 
@@ -117,7 +117,9 @@ def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> No
     write_json(to / "calibration.json", to_file(model.calibration))
     names = dict(zip(model.classes, model.scheme.classes, strict=True))
     notes = asdict(model.notes) | {"name": model.name, "names": names}
-    notes |= {"databases": trained_on(model.folder)}  # whoever begins with the weights must know
+    # Whoever begins with the weights must know what they have seen, also before this model.
+    notes |= {"databases": list(ancestors.trained_on(model.folder))}
+    notes |= {ancestors.KEY: ancestors.to_file(ancestors.ancestors(model.folder))}
     write_json(to / "config.json", notes | {"calibration": to_file(model.calibration), "onnx": graph})
     write_text(to / "README.md", card(model, graph))
 

@@ -13,13 +13,16 @@ FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", 
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
 INCLUDED = Path(__file__).parents[1] / "predict" / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""
+LICENCES = {"chapman_ptbxl": "CC BY 4.0"}
+"""Of the weights of each of them. Models that begin with one must name it."""
 MEANT = 0.7
 """A name that is so much like an included one was meant to be it."""
 NAME = re.compile(r"(?P<marked>hub:/{1,2})?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
-def model_folder(name: str | Path) -> tuple[Path, str]:
-    """The folder, and what to call the model. A name inside a folder that is there is a path, never one on the hub."""
+def model_folder(name: str | Path, fetch: bool = True) -> tuple[Path, str]:
+    """The folder, and what to call the model. A name inside a folder that is there is a path, never one on the hub. Without
+    `fetch`, only what was fetched before is found, and no name leaves this machine."""
     path, match = Path(name), NAME.fullmatch(str(name))
     marked = match is not None and match["marked"] is not None
     if len(path.parts) == 1 and not path.exists() and path.name in included():
@@ -32,7 +35,7 @@ def model_folder(name: str | Path) -> tuple[Path, str]:
         raise UserError(f"{name}: no such folder; did you mean {meant[0]}, the model that comes with the package?")
     if match is None or (not marked and (path.exists() or path.parent.exists())):
         return path, path.resolve().name if path.name in ("", "..") else path.name
-    return _fetched(match["repo"], match["revision"], marked), match["repo"]
+    return _fetched(match["repo"], match["revision"], marked, fetch), match["repo"]
 
 
 def weights_file(folder: Path) -> tuple[Path, bool]:
@@ -46,14 +49,16 @@ def included() -> list[str]:
     return sorted(path.parent.name for path in INCLUDED.glob("*/model.safetensors"))
 
 
-def _fetched(repo: str, revision: str | None, marked: bool) -> Path:
+def _fetched(repo: str, revision: str | None, marked: bool, fetch: bool) -> Path:
     where = f"hub://{repo}" if marked else f"{repo}: no such folder; as a name on the hub it"
     if find_spec("huggingface_hub") is None:
         raise UserError(f"{where} needs huggingface_hub; pip install 'ecgmatch-dist[hub]'")
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(FILES)))
+        folder = Path(
+            snapshot_download(repo, revision=revision, allow_patterns=list(FILES), local_files_only=not fetch)
+        )
     except Exception as error:  # of the hub's client, of the network library, of the disk: many kinds
         first = " ".join(str(error).split())[:200]
         raise UserError(

@@ -1,8 +1,5 @@
 """The trained model that a chain of runs may begin with (`--weights`): which one it is, whether it fits, what it has seen."""
 
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,13 +12,14 @@ from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, from_rank_0
 from ecgmatch_dist.errors import UserError, require
+from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.measurements.trees import PublicTrees
 from ecgmatch_dist.network.model import build_model
+from ecgmatch_dist.record.ancestors import DIGITS, Ancestor, ancestors, file_checksum, parted, trained_on
 from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
-DIGITS = 16  # of the SHA-256
 FREE = ("dropout", "feature")
 """Settings of a network that its weights do not depend on."""
 
@@ -31,10 +29,10 @@ def pinned(config: Config) -> Config:
     others of that name are another run."""
     if not config.weights:
         return config
-    name, wanted = _parted(config.weights)
+    name, wanted = parted(config.weights)
     path = _weights(name)
     read = [path, *(trees for trees in [_trees(config)] if trees and config.method.asks_trees)]
-    found = WITH_TREES.join(hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] for file in read)
+    found = WITH_TREES.join(file_checksum(file) for file in read)
     if wanted not in ("", found):
         raise UserError(
             f"{path}: these are not the weights and trees that the run began with (checksum {found}, not {wanted}); "
@@ -45,10 +43,10 @@ def pinned(config: Config) -> Config:
 
 def check_same_everywhere(config: Config) -> None:
     """Refuse ranks that find other files under the name of the model. A collective."""
-    checksum = torch.tensor(list(_parted(config.weights)[1].ljust(2 * DIGITS + 1).encode()))
+    checksum = torch.tensor(list(parted(config.weights)[1].ljust(2 * DIGITS + 1).encode()))
     differ = bool((checksum != from_rank_0(checksum)).any())
     if ranks := int(all_sum_nograd(torch.tensor(int(differ))).item()):
-        name = _parted(config.weights)[0]
+        name = parted(config.weights)[0]
         raise UserError(
             f"weights = {name!r}: {ranks} ranks find other weights or trees under this name than rank 0; "
             "bring the same folder to every node"
@@ -57,7 +55,7 @@ def check_same_everywhere(config: Config) -> None:
 
 def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Tensor]:
     """The weights that the chain begins with. Without the classifier, if it knows other classes. Refuses what does not fit."""
-    path = _weights(_parted(config.weights)[0])
+    path = _weights(parted(config.weights)[0])
     weights, notes = load_weights(path)
     check_network(config.model, notes.model, path)
     network = build_model(len(notes.classes), config.model, seed=0).state_dict()
@@ -104,25 +102,37 @@ def check_network(own: Model, theirs: Model, path: Path) -> None:
 
 
 def check_not_seen(config: Config, split: Split) -> str:
-    """Refuse a model that has seen test recordings of the split: its scores would be too good. Returns a warning where that
-    cannot be told; else an empty text."""
-    name = _parted(config.weights)[0]
+    """Refuse a model that has seen test recordings of the split, itself or by a model that it began with: its scores would be
+    too good. Returns a warning where that cannot be told; else an empty text."""
+    name = parted(config.weights)[0]
     folder = model_folder(name)[0]
-    if (folder / "split.json").is_file():
-        seen = seen_test_recordings(Split.load(folder / "split.json"), split)
+    told = []
+    for model in (Ancestor(name, trained_on(folder), folder), *ancestors(folder)):
+        who = name if model.name == name else f"{name} began with {model.name}, which"
+        if not model.name:
+            told.append(f"whether {name} began with another model cannot be told")
+        elif clause := _may_have_seen(model, split, who):
+            told.append(f"{who} {clause}")
+    if not told:
+        return ""
+    return plain_line(f"{'; '.join(told)}: if it has seen test recordings of this split, their scores are too good")
+
+
+def _may_have_seen(model: Ancestor, split: Split, who: str) -> str:
+    """How this model may have seen test recordings of the split; empty: it has not. Refuses one that has."""
+    if not model.databases:
+        gone = "is not at hand, so what it was trained on cannot be told"
+        return "does not say what it was trained on" if model.folder else gone
+    if model.folder and (model.folder / "split.json").is_file():
+        seen = seen_test_recordings(Split.load(model.folder / "split.json"), split)
         if seen:
             raise UserError(
-                f"weights = {name!r}: the model was trained or chosen with {len(seen)} of the {split.size('test')} test "
-                f"recordings of {split.name} (such as {seen[0]}), so its scores would be too good; begin with a model that "
-                "has not seen them"
+                f"weights: {who} was trained or chosen with {len(seen)} of the {split.size('test')} test recordings of "
+                f"{split.name} (such as {seen[0]}), so its scores would be too good; begin with a model that has not seen them"
             )
-        return "" if seen is not None else f"{name} may have seen test recordings: the two splits cannot be compared"
-    known = trained_on(folder)
-    shared = sorted({*known} & {split.test_database or "", *split.databases})
-    if known and not shared:
-        return ""
-    what = f"was trained on {', '.join(shared)}" if shared else "does not say what it was trained on"
-    return f"{name} {what}: if it has seen test recordings of this split, their scores are too good"
+        return "" if seen is not None else "has a split that cannot be compared with this one"
+    shared = sorted({*model.databases} & {split.test_database or "", *split.databases})
+    return f"was trained on {', '.join(shared)}" if shared else ""
 
 
 def seen_test_recordings(old: Split, new: Split) -> list[str] | None:
@@ -144,28 +154,9 @@ def seen_test_recordings(old: Split, new: Split) -> list[str] | None:
     ]
 
 
-def trained_on(folder: Path) -> list[str]:
-    """Databases that a model has learnt from, as its folder says: the split of a run, config.json of an exported model. Empty:
-    unknown."""
-    if (folder / "split.json").is_file():
-        return list(Split.load(folder / "split.json").databases)
-    try:
-        value = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return [str(name) for name in value.get("databases", [])]
-    except (OSError, ValueError, AttributeError, TypeError):
-        return []
-
-
-def _parted(weights: str) -> tuple[str, str]:
-    """Name and checksum; without one, an empty text."""
-    checksum = f"[0-9a-f]{{{DIGITS}}}"
-    match = re.fullmatch(rf"(.+){PIN}({checksum}(?:{re.escape(WITH_TREES)}{checksum})?)", weights, re.DOTALL)
-    return (match[1], match[2]) if match else (weights, "")
-
-
 def _trees(config: Config) -> Path | None:
     """The trees beside the weights, if there are any."""
-    path = _weights(_parted(config.weights)[0]).with_name(trees_file.NAME) if config.weights else None
+    path = _weights(parted(config.weights)[0]).with_name(trees_file.NAME) if config.weights else None
     return path if path and path.is_file() else None
 
 

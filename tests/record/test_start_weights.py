@@ -1,5 +1,6 @@
 """`--weights`: a chain begins with a trained model, which is known by its content, fits, and has not seen the test part."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ecgmatch_dist.export import command as export
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
+from ecgmatch_dist.record.ancestors import ancestors, file_checksum
 from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.hub import INCLUDED
 from ecgmatch_dist.record.start_weights import (
@@ -31,7 +33,7 @@ from ecgmatch_dist.record.start_weights import (
 from ecgmatch_dist.record.weights import load_weights, save_weights
 from tests.support.ranks import run_threads
 from tests.support.shard_factory import make_shards, random_codes
-from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
+from tests.support.training import assert_same_bits, final_state, learnable, make_data, run, tiny
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +264,73 @@ def test_only_the_first_run_of_the_chain_begins_with_them(public: Path) -> None:
     assert config.weights.startswith(f"{public}#")
     assert config.start().begins_with == config.weights
     assert config.begins_with == ""
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on recordings of one's own that began with an exported run on chapman, whose classes are the same."""
+    folder = tmp_path_factory.mktemp("hospital")
+    make_data(folder)
+    first = run(tiny(folder, folder / "first", SupervisedSettings()))
+    export.main(first, to=folder / "given", onnx=False)
+    codes = random_codes(100)
+    make_shards(folder / "own", "my_hospital", 100, 128, codes, signals=learnable(codes, 128))
+    make_split(ShardStore(folder / "own", ["my_hospital"]), "within", 1.0, 5, "ecgmatch5").save(folder / "own.json")
+    config = tiny(folder, folder / "runs", SupervisedSettings(), split=folder / "own.json", shards=str(folder / "own"))
+    return run(replace(config, weights=str(folder / "given")))
+
+
+def test_what_came_before_the_weights_counts_too(data: Path, tmp_path: Path, hospital: Path) -> None:
+    """A run that began with a model of chapman, and its export, know chapman."""
+    export.main(hospital, to=tmp_path / "passed on", onnx=False)
+    export.main(tmp_path / "passed on", to=tmp_path / "again", onnx=False)
+    split = Split.load(data / "split.json")
+    for model in (hospital, tmp_path / "passed on", tmp_path / "again"):
+        told = check_not_seen(tiny(data, tmp_path, weights=str(model)), split)
+        assert f"{model} began with given, which was trained on chapman: if it has seen test recordings" in told
+    own = Split.load(hospital / "split.json")
+    elsewhere = replace(own, databases=("elsewhere",), parts=dict.fromkeys(own.parts, []))
+    assert check_not_seen(tiny(data, tmp_path, weights=str(tmp_path / "again")), elsewhere) == ""
+
+
+def test_a_run_before_the_weights_is_compared_recording_by_recording(data: Path, tmp_path: Path) -> None:
+    """The split of chapman in `data` is that of the first run, so its test recordings are unknown to it; another one's are not."""
+    first = run(tiny(data, tmp_path / "runs", SupervisedSettings()))
+    second = shutil.copytree(first, tmp_path / "runs" / "second")
+    edit(second, weights=f"elsewhere/{first.name}#{file_checksum(first / 'best.safetensors')}")  # found beside it
+    other = make_split(ShardStore(data / "shards", ["chapman"]), "within", 0.2, 21, "ecgmatch5")
+    (second / "split.json").unlink()
+    other.save(second / "split.json")
+    with pytest.raises(
+        UserError, match=rf"began with {first.name}, which was trained or chosen with \d+ of the \d+ test"
+    ):
+        check_not_seen(tiny(data, tmp_path, weights=str(second)), other)
+
+
+def test_what_cannot_be_found_any_more_is_told(data: Path, tmp_path: Path, hospital: Path) -> None:
+    split = Split.load(data / "split.json")
+    model = shutil.copytree(hospital, tmp_path / "runs" / "model")
+
+    def told() -> str:
+        return check_not_seen(tiny(data, tmp_path, weights=str(model)), split)
+
+    edit(model, weights=f"{hospital.parents[1] / 'given'}#{'0' * 16}")  # another model lies there by now
+    assert "began with given, which is not at hand, so what it was trained on cannot be told" in told()
+    export.main(model, to=tmp_path / "passed on", onnx=False)
+    given = json.loads((tmp_path / "passed on" / "config.json").read_text())
+    assert given["begun_with"] == [{"name": "given", "databases": []}]
+    edit(model, weights=f"{model}#{file_checksum(model / 'best.safetensors')}")  # in a circle
+    assert "not at hand" not in told()
+    (model / "config.json").write_text("{")
+    assert f"whether {model} began with another model cannot be told" in told()
+    shutil.rmtree(model)
+    shutil.copytree(tmp_path / "passed on", model)
+    older = {key: value for key, value in given.items() if key != "begun_with"}
+    (model / "config.json").write_text(json.dumps(older))
+    assert f"whether {model} began with another model cannot be told" in told()
+    assert ancestors(INCLUDED / "chapman_ptbxl") == []
+
+
+def edit(folder: Path, **settings: str) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))

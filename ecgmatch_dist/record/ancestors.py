@@ -1,0 +1,144 @@
+"""The models that a model began with (`--weights`), and what each of them has learnt from.
+
+A run names the model before it in config.json, with a checksum. An exported folder lists all models before it. So one follows
+the runs from one to the next until there is none, or until a folder is exported or gone.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecgmatch_dist.config import PIN, WITH_TREES
+from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_line
+from ecgmatch_dist.record.hub import INCLUDED, LICENCES, model_folder, weights_file
+
+DIGITS = 16  # of the SHA-256
+KEY = "begun_with"
+"""In config.json of an exported model: the models before it, the nearest first."""
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A model before another one."""
+
+    name: str
+    """Without its folder, which may be private. Empty: nobody says whether there was a model."""
+    databases: tuple[str, ...] = ()
+    """What it has learnt from; empty: cannot be told."""
+    folder: Path | None = None
+    """Where it is; None: gone, or known by what an exported model says."""
+
+
+def ancestors(folder: Path) -> list[Ancestor]:
+    """The models before the one in `folder`, the nearest first. The last one may be unknown."""
+    found: list[Ancestor] = []
+    been: set[Path] = set()
+    while folder.resolve() not in been:  # settings that somebody has changed could name each other in a circle
+        been.add(folder.resolve())
+        settings = _settings(folder)
+        if settings is None:
+            return [*found, Ancestor("")]
+        if weights_file(folder)[1]:
+            return found + _listed(settings.get(KEY))
+        weights = str(settings.get("weights", ""))  # versions without the setting began with no model
+        if not weights:
+            return found
+        before = _find(*parted(weights), folder.parent)
+        found.append(before)
+        if before.folder is None:
+            return found
+        folder = before.folder
+    return found
+
+
+def to_file(models: Sequence[Ancestor]) -> list[dict[str, Any]]:
+    """For config.json of an exported model."""
+    return [{"name": model.name, "databases": list(model.databases)} for model in models]
+
+
+def attribution(models: Sequence[Ancestor]) -> str:
+    """Where the weights began, for the model card; empty: with no other model."""
+    if not models:
+        return ""
+    known = ", then ".join(_described(model) for model in reversed(models) if model.name)
+    text = f"The weights began with {known}." if known else ""
+    if known:
+        text += " The sources and licences of these models apply here, too."
+    for name in dict.fromkeys(model.name for model in models if model.name in LICENCES):
+        text += (
+            f" {name} comes with the package ecgmatch_dist, under {LICENCES[name]}; its README.md names its sources."
+        )
+    if not all(model.name for model in models):
+        text += " Whether another model was before cannot be told."
+    return f"**Begun with.** {text.strip()}\n"
+
+
+def trained_on(folder: Path) -> tuple[str, ...]:
+    """Databases that a model has learnt from, as its folder says: the split of a run, config.json of an exported model. Empty:
+    unknown."""
+    if (folder / "split.json").is_file():
+        return Split.load(folder / "split.json").databases
+    return _names((_settings(folder) or {}).get("databases"))
+
+
+def parted(weights: str) -> tuple[str, str]:
+    """Name and checksum of `Config.weights`; without one, an empty text."""
+    checksum = f"[0-9a-f]{{{DIGITS}}}"
+    match = re.fullmatch(rf"(.+){PIN}({checksum}(?:{re.escape(WITH_TREES)}{checksum})?)", weights, re.DOTALL)
+    return (match[1], match[2]) if match else (weights, "")
+
+
+def file_checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+
+
+def _find(name: str, checksum: str, beside: Path) -> Ancestor:
+    """The model of this name and checksum. Folders move together: it may also lie beside the run that began with it."""
+    last = Path(name).name or name
+    wanted = checksum.partition(WITH_TREES)[0]
+    for place in (name, beside / last, INCLUDED / last):
+        try:
+            folder, called = model_folder(place, fetch=False)
+            if wanted not in ("", file_checksum(weights_file(folder)[0])):
+                continue  # another model has this name now
+        except (UserError, OSError):
+            continue
+        return Ancestor(plain_line(called), _trained_on(folder), folder)
+    return Ancestor(plain_line(last))
+
+
+def _trained_on(folder: Path) -> tuple[str, ...]:
+    try:
+        return trained_on(folder)
+    except UserError:  # a split that is broken says nothing about the run that is asked for
+        return ()
+
+
+def _settings(folder: Path) -> dict[str, Any] | None:
+    """config.json as it is; None: there is none that can be read."""
+    try:
+        value = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _listed(value: object) -> list[Ancestor]:
+    """The models that an exported one lists. An older version did not list them, a strange file lists something else."""
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        return [Ancestor("")]
+    return [Ancestor(plain_line(str(entry.get("name", ""))), _names(entry.get("databases"))) for entry in value]
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(plain_line(str(name)) for name in value) if isinstance(value, list) else ()
+
+
+def _described(model: Ancestor) -> str:
+    return f"{model.name} (trained on {', '.join(model.databases) or 'what it does not say'})"
