@@ -203,7 +203,7 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
     if run.ranks.main:
         for name, arrays in artifacts.items():
             run.folder.save_arrays(run.folder.path / name, arrays)
-        run.folder.finish(run.result(reason, measured))
+        run.folder.finish(run.result(reason, measured), run.split)
         if warning := run.worse_than_start():
             run.logger.say(warning)
     test = measured["test"]

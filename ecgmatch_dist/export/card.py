@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from ecgmatch_dist.predict.model import Predictor
+from ecgmatch_dist.record.ancestors import ancestors, attribution
 
 HEAD = """---
 library_name: ecgmatch-dist
@@ -48,9 +49,12 @@ def card(model: Predictor, graph: dict[str, Any] | None) -> str:
 
 def about(model: Predictor) -> str:
     """Where the model comes from: the run's card, or the first part of an exported folder's, with its sources and licences."""
-    for name in ("model_card.md", "README.md"):
+    text = f"# {model.name}\n"
+    for name in ("README.md", "model_card.md"):
         path = model.folder / name
         if path.is_file():
-            text = FRONT.sub("", path.read_text(encoding="utf-8"))
-            return text.split(TITLE)[0].rstrip() + "\n"
-    return f"# {model.name}\n"
+            text = FRONT.sub("", path.read_text(encoding="utf-8")).split(TITLE)[0].rstrip() + "\n"
+    begun = attribution(ancestors(model.folder))
+    if begun and begun not in text:  # a card of an older version
+        text += f"\n{begun}\n"
+    return text.replace("`best.safetensors`", "`model.safetensors`")

@@ -63,20 +63,17 @@ def to_file(models: Sequence[Ancestor]) -> list[dict[str, Any]]:
 
 
 def attribution(models: Sequence[Ancestor]) -> str:
-    """Where the weights began, for the model card; empty: with no other model."""
-    if not models:
-        return ""
-    known = ", then ".join(_described(model) for model in reversed(models) if model.name)
-    text = f"The weights began with {known}." if known else ""
+    """Where the weights began, and under which terms: a sentence or two for the model card. Empty: with no other model."""
+    known = [model for model in models if model.name]
+    told = []
     if known:
-        text += " The sources and licences of these models apply here, too."
-    for name in dict.fromkeys(model.name for model in models if model.name in LICENCES):
-        text += (
-            f" {name} comes with the package ecgmatch_dist, under {LICENCES[name]}; its README.md names its sources."
-        )
-    if not all(model.name for model in models):
-        text += " Whether another model was before cannot be told."
-    return f"**Begun with.** {text.strip()}\n"
+        told.append(f"The weights began with {', which began with '.join(map(_described, known))}.")
+        told.append("Sources and licences of what it learnt from apply to these weights, too.")
+    for name in dict.fromkeys(model.name for model in known if model.name in LICENCES):
+        told.append(f"{name} comes with ecgmatch_dist under {LICENCES[name]}; its README.md names its sources.")
+    if len(known) < len(models):
+        told.append("Whether there was another model before cannot be told.")
+    return " ".join(told)
 
 
 def trained_on(folder: Path) -> tuple[str, ...]:
@@ -141,4 +138,4 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _described(model: Ancestor) -> str:
-    return f"{model.name} (trained on {', '.join(model.databases) or 'what it does not say'})"
+    return f"{model.name} (trained on {', '.join(model.databases)})" if model.databases else model.name

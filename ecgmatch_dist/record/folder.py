@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ecgmatch_dist.config import Config
+from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.record import calibration as calibration_file
 from ecgmatch_dist.record import config_file
+from ecgmatch_dist.record.ancestors import ancestors, attribution
 from ecgmatch_dist.record.calibration import fit_calibration
 from ecgmatch_dist.record.environment import describe_environment
 from ecgmatch_dist.record.model_card import model_card
@@ -101,7 +103,8 @@ class RunFolder:
     def save_arrays(self, path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         self.fence.write(path, lambda temporary: write_arrays(temporary, arrays))
 
-    def finish(self, result: Result) -> None:
+    def finish(self, result: Result, split: Split) -> None:
         """Write the model card, then the result, which marks the run as finished."""
-        self.fence.write_text(self.path / "model_card.md", model_card(result))
+        card = model_card(result, split, attribution(ancestors(self.path)))
+        self.fence.write_text(self.path / "model_card.md", card)
         self.fence.write_json(self.path / "result.json", asdict(result))

@@ -284,17 +284,18 @@ def test_what_came_before_the_weights_counts_too(data: Path, tmp_path: Path, hos
     """A run that began with a model of chapman, and its export, know chapman."""
     export.main(hospital, to=tmp_path / "passed on", onnx=False)
     export.main(tmp_path / "passed on", to=tmp_path / "again", onnx=False)
+    assert "began with given (trained on chapman)." in (hospital / "model_card.md").read_text()
     split = Split.load(data / "split.json")
     for model in (hospital, tmp_path / "passed on", tmp_path / "again"):
         told = check_not_seen(tiny(data, tmp_path, weights=str(model)), split)
         assert f"{model} began with given, which was trained on chapman: if it has seen test recordings" in told
     own = Split.load(hospital / "split.json")
-    elsewhere = replace(own, databases=("elsewhere",), parts=dict.fromkeys(own.parts, []))
+    elsewhere = replace(own, databases=("elsewhere",), parts={part: [] for part in own.parts})
     assert check_not_seen(tiny(data, tmp_path, weights=str(tmp_path / "again")), elsewhere) == ""
 
 
 def test_a_run_before_the_weights_is_compared_recording_by_recording(data: Path, tmp_path: Path) -> None:
-    """The split of chapman in `data` is that of the first run, so its test recordings are unknown to it; another one's are not."""
+    """The first run has seen test recordings of another split of its database."""
     first = run(tiny(data, tmp_path / "runs", SupervisedSettings()))
     second = shutil.copytree(first, tmp_path / "runs" / "second")
     edit(second, weights=f"elsewhere/{first.name}#{file_checksum(first / 'best.safetensors')}")  # found beside it
