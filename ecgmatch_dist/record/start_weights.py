@@ -1,6 +1,6 @@
 """The trained model that a chain of runs may begin with (`--weights`): which one it is, whether it fits, what it has seen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -71,6 +71,14 @@ def starting_weights(config: Config, preprocess: Preprocess, classes: Sequence[s
         )
     same = list(notes.classes) == list(classes)
     return {name: value for name, value in weights.items() if same or not name.startswith("classifier.")}
+
+
+def begins_with(config: Config, weights: Mapping[str, Tensor]) -> str:
+    """What the run begins with, for its log. `weights`: those of `starting_weights`."""
+    name, found = parted(config.weights)
+    told = f"begins with {name}" + f" (checksum {found})" * bool(found)
+    kept = any(tensor.startswith("classifier.") for tensor in weights)
+    return plain_line(told if kept else f"{told}; its classes are others: the classifier begins anew")
 
 
 def public_trees(config: Config, classes: Sequence[str]) -> PublicTrees | None:

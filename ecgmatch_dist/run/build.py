@@ -22,7 +22,7 @@ from ecgmatch_dist.readiness import open_archive, open_store
 from ecgmatch_dist.record.diagnostics import Diagnostics
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import RunLogger
-from ecgmatch_dist.record.start_weights import starting_weights
+from ecgmatch_dist.record.start_weights import begins_with, starting_weights
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from ecgmatch_dist.recovery.finite import FiniteCheck
 from ecgmatch_dist.run.parts import Parts, as_seen_by, parts_of
@@ -67,6 +67,8 @@ def build_run(config: Config, ranks: Ranks, folder: RunFolder, split: Split, sta
         finite=FiniteCheck(ranks.device),
         starts=[start.path.name for start in starts],
     )
+    if config.begins_with:
+        run.logger.say(begins_with(config, weights[0]))
     tell_what_was_built(run)
     if config.method.asks_trees:
         learner.method.set_opinion(run.second_opinion())

@@ -23,6 +23,7 @@ from ecgmatch_dist.record.ancestors import ancestors, file_checksum
 from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.hub import INCLUDED
 from ecgmatch_dist.record.start_weights import (
+    begins_with,
     check_not_seen,
     check_same_everywhere,
     pinned,
@@ -57,6 +58,9 @@ def test_the_first_run_of_the_chain_begins_with_the_weights(data: Path, tmp_path
         )  # also the classifier: the same five classes
     saved = read_config(folder / "config.json").settings["weights"]
     assert saved.startswith(f"{public}#")
+    told, later = ((tmp_path / f"{stem(folder)}.{name}" / "log.txt").read_text() for name in ("supervised", "ecgmatch"))
+    assert f"begins with {public} (checksum {saved.partition('#')[2]})\n" in told
+    assert "begins with" not in later  # it starts from the first run
 
 
 def stem(folder: Path) -> str:
@@ -190,6 +194,9 @@ def test_other_classes_begin_with_a_classifier_of_their_own(data: Path, tmp_path
     preprocess = ShardStore(data / "shards", ["chapman"]).preprocess
     assert "classifier.weight" not in starting_weights(config, preprocess, ["AF", "LBBB"])
     assert "classifier.weight" in starting_weights(config, preprocess, ["CD", "Rhythm", "STT", "Other", "Normal"])
+    told = begins_with(pinned(config), starting_weights(config, preprocess, ["AF", "LBBB"]))
+    assert told.startswith(f"begins with {public} (checksum ")
+    assert told.endswith("; its classes are others: the classifier begins anew")
 
 
 def test_what_does_not_fit_is_told_with_the_option(data: Path, tmp_path: Path, public: Path) -> None:
