@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ecgmatch_dist import cli
+from ecgmatch_dist.predict.flags import WORDS
 from tests.support.commands import ROOT, check_command, commands, pages
 
 PAGES = [path for path in pages() if path.suffix == ".md"]
@@ -109,3 +110,15 @@ def test_the_picture_of_the_ladder_shows_the_tables() -> None:
     assert len(means) == 8
     assert drawn == means
     assert all(mean in readme for mean in means)
+
+
+def test_no_two_exports_of_a_page_write_to_the_same_folder() -> None:
+    """The second one would be refused."""
+    for page in pages():
+        places = re.findall(r"^ecgmatch export .*?--to (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(places) == len({*places}), page
+
+
+def test_every_flag_is_in_the_table() -> None:
+    text = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8").split("| flag |")[1].split("\n\n")[0]
+    assert {name.partition(":")[0] for name in re.findall(r"`([^`]+)`", text)} == {*WORDS}

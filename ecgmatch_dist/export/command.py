@@ -64,14 +64,14 @@ def main(
         raise UserError(f"--shards {shards}: is read for the trees alone; give --trees, too, or leave it out")
     if onnx or html:
         need_onnx()
-    with waiting("looking for onnxruntime-web"):
-        runtime = find_ort_web(onnxruntime_web) if html else None
     for option, folder in (("--to", to), ("--challenge", challenge)):
         if folder and folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder}: not empty; remove it, or give another {option}")
     samples = round(rate * seconds)
     if rate < 1 or samples < 2:
         raise UserError(f"rate = {rate:g}, seconds = {seconds:g}: at least 1 sample per second, and two samples")
+    with waiting("looking for onnxruntime-web"):  # after all that is refused at once: it may have to be fetched
+        runtime = find_ort_web(onnxruntime_web) if html else None
     model = Predictor(run, "cpu", nearest=0)
     unfinished = to.absolute().with_name(f".{to.absolute().name}.unfinished")  # whoever finds `to` finds all of it
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -63,6 +63,21 @@ def test_the_folder_is_read_back(tmp_path: Path) -> None:
         command.main(run, to=tmp_path / "out", onnx=False)
 
 
+def test_what_can_be_refused_at_once_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(place: Path | None) -> None:
+        raise AssertionError("onnxruntime-web was fetched")
+
+    monkeypatch.setattr(command, "find_ort_web", fetch)
+    monkeypatch.setattr(command, "need_onnx", lambda: None)
+    run = write_model(tmp_path / "run")
+    with pytest.raises(UserError, match="not empty"):
+        command.main(run, to=run, onnx=False, html=True)
+    with pytest.raises(UserError, match="at least 1 sample per second"):
+        command.main(run, to=tmp_path / "out", onnx=False, html=True, rate=0)
+
+
 def test_a_model_that_was_exported_before_keeps_its_card(tmp_path: Path) -> None:
     """Its sources and their licences go with the weights."""
     command.main(Path("chapman_ptbxl"), to=tmp_path / "one", onnx=False)
