@@ -34,7 +34,7 @@ probability, calibrated, predicted, features = session.run(None, {{"signal": sig
 Resampling, filter, z-score, crops, calibration and thresholds are inside the graph. Classes: {classes}.
 """
 MEANING = """
-`probability` is the network's output; `calibrated` can be read as a frequency; `predicted` is the output at the thresholds
+`probability` is the network's output; `calibrated` {calibrated}; `predicted` is the output at the thresholds
 that maximise F2 on the validation part.
 
 **For research. Not a medical device.** This model has not been validated for any clinical decision.
@@ -44,7 +44,16 @@ that maximise F2 on the validation part.
 def card(model: Predictor, graph: dict[str, Any] | None) -> str:
     """The card in Markdown. `graph`: what `onnx_file.about` says; None: there is no graph."""
     lists = {name: ", ".join(graph[name]) for name in ("leads", "classes")} if graph else {}
-    return HEAD + about(model) + USE + (ONNX.format(**(graph | lists)) if graph else "") + MEANING
+    recordings = model.calibration.recordings
+    few = f"was fitted on {recordings} recordings, too few to read it as a frequency"
+    calibrated = few if model.calibration.few else "can be read as a frequency"
+    return (
+        HEAD
+        + about(model)
+        + USE
+        + (ONNX.format(**(graph | lists)) if graph else "")
+        + MEANING.format(calibrated=calibrated)
+    )
 
 
 def about(model: Predictor) -> str:

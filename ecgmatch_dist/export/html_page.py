@@ -40,7 +40,8 @@ def write_page(path: Path, model: Predictor, runtime: OrtWeb) -> float:
         TEMPLATES.get_template("page.html.jinja").render(
             name=model.name,
             classes=model.scheme.classes,
-            recordings=model.calibration.recordings,
+            calibration=model.calibration,
+            how_many=model.how_many,
             version=VERSION,
             policy=_policy(script),
             style=Markup(_text("ecgmatch_dist.predict", "page.css") + _text("ecgmatch_dist.serve", "drop.css")),

@@ -18,7 +18,7 @@ from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.page import Pages
 from ecgmatch_dist.predict.read import Reader, label, read_all
-from ecgmatch_dist.predict.result import Failure, Prediction
+from ecgmatch_dist.predict.result import SEEN, Failure, Prediction
 from ecgmatch_dist.predict.table import Table
 from ecgmatch_dist.terminal.waiting import track
 
@@ -133,6 +133,8 @@ def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
         numbers = (answer.calibrated[name], answer.probabilities[name], answer.thresholds[name])
         out.add_row(plain_markup(full), *(f"{number:.3f}" for number in numbers), words)
     lines = [text for text in (model.gave_way(answer), *(words for words, _ in sentences(answer.flags))) if text]
+    if answer.seen:
+        lines.append(SEEN)
     if answer.nearest:
         alike = (f"{c.id} ({', '.join(c.classes) or 'no class'}, {c.similarity:.2f})" for c in answer.nearest)
         lines.append(f"most like {'; '.join(alike)}")

@@ -29,9 +29,11 @@ from ecgmatch_dist.record.calibration import read_calibration
 from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
+BY_ITSELF = "The model judges each class by itself: several may be true, or none."
 ALONE = (
     "{} reaches its threshold, too. It stands alone by the label rule: it is not named beside another class that does."
 )
+STANDS_ALONE = "{} stands alone by the label rule: it is not named beside another class."
 Floats = NDArray[np.floating[Any]]
 Signal = NDArray[Any] | Sequence[Sequence[float]]
 
@@ -154,6 +156,12 @@ class Predictor:
         names = [name for name, hit in zip(self.classes, reached, strict=True) if hit]
         alone = None if self.scheme.normal is None else self.scheme.short[self.scheme.normal]
         return tuple(name for name in names if not (self.only and name == alone and len(names) > 1))
+
+    @property
+    def how_many(self) -> str:
+        """How many classes an answer may name, in words."""
+        alone = self.scheme.normal if self.only else None
+        return BY_ITSELF if alone is None else f"{BY_ITSELF} {STANDS_ALONE.format(self.scheme.classes[alone])}"
 
     def gave_way(self, answer: Prediction) -> str:
         """Why a class that reaches its threshold is not in the answer, a sentence; empty: there is none."""

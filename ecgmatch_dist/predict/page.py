@@ -20,7 +20,7 @@ from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.paper import SECONDS, Picture, last_sample
 from ecgmatch_dist.predict.prepare import prepare
 from ecgmatch_dist.predict.read import Reader, label
-from ecgmatch_dist.predict.result import Case, Prediction
+from ecgmatch_dist.predict.result import SEEN, Case, Prediction
 from ecgmatch_dist.record.result import Result, read_result
 
 SMALLEST = 0.05  # logits; where no piece changes more, colours are pale: the evidence is spread over the recording
@@ -110,6 +110,8 @@ def render(
         cases=[(case, case_names(model, case), case_picture(case, known, rate)) for case in prediction.nearest],
         why_not=known.why_not,
         exported=model.exported,
+        how_many=model.how_many,
+        seen=SEEN if prediction.seen else "",
         gave_way=model.gave_way(prediction),
         seconds=total,
         longer=total > SECONDS + 0.5,

@@ -22,6 +22,8 @@ FORMAT = 1
 REMEDY = "remove the file: it is then computed from predictions/validation.npz"
 FLAT, STEEP = 0.01, 100.0
 """Bounds of the slope: it must rise, so that no decision turns round."""
+FEWEST = 50
+"""Validation recordings that it takes to read a calibrated probability as a frequency."""
 Floats = NDArray[np.floating[Any]]
 
 
@@ -34,6 +36,11 @@ class Calibration:
     recordings: int
     """Validation recordings that it was fitted on."""
     format: int = FORMAT
+
+    @property
+    def few(self) -> bool:
+        """Whether its probabilities must not be read as frequencies."""
+        return self.recordings < FEWEST
 
     def __call__(self, logits: Floats) -> NDArray[np.float64]:
         """Logits [..., C] -> calibrated probabilities [..., C]."""

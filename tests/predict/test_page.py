@@ -1,6 +1,7 @@
 """The page of an ECG: true to scale, complete, self-contained; what is odd about a signal is said."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,46 @@ def test_a_model_without_known_cases_says_so(run: Path, tmp_path: Path) -> None:
     assert "None: this model was passed on without the recordings that it learned from" in page
     command.main(run, (str(record),), pages=tmp_path / "none", nearest=0)
     assert "nearest known cases" not in (tmp_path / "none" / "N1.html").read_text()  # as was asked
+
+
+def test_what_the_numbers_mean(run: Path, tmp_path: Path) -> None:
+    """Normal stands alone unless each class is asked for by itself; 20 validation recordings are too few for a frequency."""
+    record = (str(write_record(tmp_path, "N1", ecg())),)
+
+    def page(model: Path, only: bool = True) -> str:
+        command.main(model, record, pages=tmp_path / "pages", only=only)
+        return (tmp_path / "pages" / "N1.html").read_text()
+
+    by_itself, alone = (
+        "judges each class by itself",
+        "Normal Signals stands alone by the label rule: it is not named beside",
+    )
+    few = "was fitted on 20 validation recordings. They are too few: it must not be read as a frequency"
+    text = page(run)
+    assert (by_itself in text, alone in text, few in text) == (True, True, True)
+    text = page(write_model(tmp_path / "more", cases=1050), only=False)
+    assert (by_itself in text, alone in text, few in text) == (True, False, False)
+    assert "on 1,050 validation recordings, about 80 % of those given 80 %" in text
+    for model, told in ((run, "fitted on 20 recordings, too few"), (tmp_path / "more", "can be read as a frequency")):
+        export.main(model, to=tmp_path / f"given {model.name}", onnx=False)
+        assert told in (tmp_path / f"given {model.name}" / "README.md").read_text()
+
+
+def test_a_recording_that_is_a_known_case_is_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, other = (str(write_record(tmp_path, name, ecg(seed=seed))) for name, seed in (("own", 1), ("other", 2)))
+    model = shutil.copytree(run, tmp_path / "run")
+    kept = Predictor(run, "cpu")
+    for part, first in (("labelled", 100), ("validation", 1)):
+        path = model / "predictions" / f"{part}.npz"
+        features = [kept.embed(ecg(seed=first + 2 * number), rate=500) for number in range(20)]
+        np.savez(path, **(dict(np.load(path)) | {"features": np.stack(features)}))
+    command.main(model, (own, other), pages=tmp_path / "pages")
+    told = "This recording, or a copy of it, is among those that the model has learnt from or was chosen with"
+    assert told in (tmp_path / "pages" / "own.html").read_text()
+    assert told not in (tmp_path / "pages" / "other.html").read_text()
+    assert " ".join(capsys.readouterr().out.split()).count(told) == 1
 
 
 def test_pictures_of_known_cases(tmp_path: Path) -> None:
