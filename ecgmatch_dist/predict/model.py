@@ -26,7 +26,7 @@ from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
 from ecgmatch_dist.predict.read import Reader, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.record.calibration import read_calibration
-from ecgmatch_dist.record.hub import model_folder, weights_file
+from ecgmatch_dist.record.hub import model_folder, weights_file, why_no_weights
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 BY_ITSELF = "The model judges each class by itself: several may be true, or none."
@@ -57,6 +57,8 @@ class Predictor:
     ) -> None:
         self.folder, self.name = model_folder(folder)
         self.weights, self.exported = weights_file(self.folder)
+        if not self.weights.is_file():
+            raise UserError(f"{self.folder}: {why_no_weights(self.folder)}")
         state, self.notes = load_weights(self.weights)
         self.scheme = load_scheme(str(self.folder / "labels.toml") if self.exported else self.notes.scheme)
         self.classes, self.thresholds = list(self.notes.classes), np.array(self.notes.thresholds)

@@ -9,7 +9,10 @@ from pathlib import Path
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.measurements import trees_file
 
-FILES = ("model.safetensors", "config.json", "calibration.json", "labels.toml", "README.md", trees_file.NAME)
+OWN, OF_A_RUN = "model.safetensors", "best.safetensors"
+"""Weights in an exported folder, and in that of a run."""
+FOLDERS = "the folder of a finished run or of `ecgmatch export`, or a model that comes with the package"
+FILES = (OWN, "config.json", "calibration.json", "labels.toml", "README.md", trees_file.NAME)
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
 INCLUDED = Path(__file__).parents[1] / "predict" / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""
@@ -40,8 +43,27 @@ def model_folder(name: str | Path, fetch: bool = True) -> tuple[Path, str]:
 
 def weights_file(folder: Path) -> tuple[Path, bool]:
     """The weights in a model's folder, and whether `ecgmatch export` wrote it: with its label scheme, without known cases."""
-    own = folder / "model.safetensors"
-    return (own, True) if own.is_file() else (folder / "best.safetensors", False)
+    own = folder / OWN
+    return (own, True) if own.is_file() else (folder / OF_A_RUN, False)
+
+
+def why_no_weights(folder: Path) -> str:
+    """Why a model's folder has no weights, and what to name instead."""
+    try:
+        if not folder.exists():
+            others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+            near = [str(folder.parent / name) for name in get_close_matches(folder.name, others, 3)]
+            return f"no such folder; did you mean {' or '.join(near)}?" if near else f"no such folder; name {FOLDERS}"
+        if not folder.is_dir():
+            return f"a file, and no folder; name {FOLDERS}"
+        if (folder / "split.json").is_file():  # a run writes it before its first step
+            return (
+                "not finished: no best.safetensors yet; give the command again that began the run, or name another one"
+            )
+        inside = sorted(path.parent for path in folder.glob("*/*") if path.name in (OWN, OF_A_RUN))
+    except OSError as error:
+        return f"{error.strerror}; name {FOLDERS}"
+    return f"holds no weights; name {f'a folder in it, such as {inside[0]}' if inside else FOLDERS}"
 
 
 def included() -> list[str]:

@@ -17,7 +17,7 @@ from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.measurements.trees import PublicTrees
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.record.ancestors import DIGITS, Ancestor, ancestors, file_checksum, parted, trained_on
-from ecgmatch_dist.record.hub import model_folder, weights_file
+from ecgmatch_dist.record.hub import model_folder, weights_file, why_no_weights
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 FREE = ("dropout", "feature")
@@ -170,6 +170,6 @@ def _trees(config: Config) -> Path | None:
 
 def _weights(name: str) -> Path:
     path = weights_file(model_folder(name)[0])[0]
-    remedy = "the folder of a finished run or of `ecgmatch export`, or the name of a model that comes with the package"
-    require(path.is_file(), "weights", name, remedy)
+    if not path.is_file():
+        raise UserError(f"weights = {name!r}: {why_no_weights(path.parent)}")
     return path

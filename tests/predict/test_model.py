@@ -104,8 +104,22 @@ def test_what_is_no_ecg_is_one_line(model: Predictor, signal: object, settings: 
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not the weights of a run"):
-        em.load(tmp_path)
+    """The sentence says what it is instead, and what to name."""
+
+    def told(name: str) -> str:
+        with pytest.raises(UserError) as caught:
+            em.load(tmp_path / name)
+        return str(caught.value).removeprefix(f"{tmp_path / name}: ").removeprefix(f"{tmp_path}: ")
+
+    assert told("").startswith("holds no weights; name the folder of a finished run or of `ecgmatch export`, or a model")
+    run = write_model(tmp_path / "runs" / "within-ward@1.s20.ecgmatch")
+    assert told("runs") == f"holds no weights; name a folder in it, such as {run}"
+    assert told("runs/within-wrad@1.s20.ecgmatch") == f"no such folder; did you mean {run}?"
+    assert told("runs/else").startswith("no such folder; name the folder of a finished run")
+    (run / "best.safetensors").rename(run / "elsewhere")
+    assert told(f"runs/{run.name}/elsewhere").startswith("a file, and no folder; name the folder")
+    (run / "split.json").touch()
+    assert told(f"runs/{run.name}").startswith("not finished: no best.safetensors yet; give the command again")
 
 
 def test_a_network_of_crops_sees_a_long_recording_in_the_same_windows(tmp_path: Path) -> None:

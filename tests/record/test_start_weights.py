@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_told_with_the_option(data: Path, tmp_path: Path, p
         run(replace(config, model=Model(width=32, heads=2)))
     with pytest.raises(UserError, match=r"another preprocessing \(100 Hz, 12 x 1024\) than the shards have"):
         run(replace(config, model=replace(parse(["--preset", "few_labels"]).model), weights="chapman_ptbxl"))
-    with pytest.raises(UserError, match=r"weights = '.*nowhere': the folder of a finished run"):
+    with pytest.raises(UserError, match=r"weights = '.*nowhere': no such folder; name the folder of a finished run"):
         run(replace(config, weights=str(tmp_path / "nowhere")))
 
 
