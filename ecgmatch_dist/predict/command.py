@@ -1,6 +1,8 @@
 """`ecgmatch predict`: ECGs of any format -> a table of predictions, and pages that show them with their reasons."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,9 +19,9 @@ from ecgmatch_dist.predict.files import SILENT, find_files
 from ecgmatch_dist.predict.flags import sentences
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.page import Pages
-from ecgmatch_dist.predict.read import Reader, label, read_all
+from ecgmatch_dist.predict.read import Reader, as_options, label, lead_names, read_all
 from ecgmatch_dist.predict.result import SEEN, Failure, Prediction
-from ecgmatch_dist.predict.table import Table
+from ecgmatch_dist.predict.table import Table, writer_of
 from ecgmatch_dist.terminal.waiting import track
 
 ON_SCREEN = 10  # recordings whose answers are printed
@@ -56,7 +58,7 @@ def main(
         only: Normal is not predicted beside another class; --no-only: each class by its threshold alone.
         rate: Samples per second of files that do not say it (CSV, NPY).
         unit: Of files that do not say it: uV, mV or V.
-        leads: Names of the leads in their order, for files that do not say them.
+        leads: Names of the leads in their order, for files that do not say them; - for a column of something else.
         workers: Processes that read and preprocess.
         batch: Windows that go through the network at once.
         device: Where the network runs.
@@ -64,14 +66,17 @@ def main(
     """
     if not records:
         raise UserError("no recordings: name files or folders of ECGs after the run's folder")
+    if out is not None:
+        writer_of(out)
     refs = find_files(records, rate)
     if len(refs) > ON_SCREEN and out is None and pages is None:
         raise UserError(f"{len(refs):,} recordings: give a table for them, for example --out predictions.csv")
     model = Predictor(run, device, batch=batch, nearest=nearest, only=only)
-    reader = Reader(model.inputs, rate, unit, tuple(leads.replace(",", " ").split()))
+    reader = Reader(model.inputs, rate, unit, lead_names(leads))
     show = Pages(model, reader, refs, pages, shards) if pages else None
     if out is None:
-        answers = track(model.answers(read_all(refs, reader, workers)), "predicting", len(refs))
+        found = map(as_options, model.answers(read_all(refs, reader, workers)))
+        answers = track(found, "predicting", len(refs))
         failed = sum(tell(answer, model, show) for answer in answers)
         if failed < len(refs):
             print(MEANING)
@@ -81,7 +86,7 @@ def main(
         print(f"pages: {show.finish()}")
     if failed:
         reasons = f"; the reasons are in {out}" if out else ""
-        silent = any(ref.item is not None or ref.path.suffix.lower() in SILENT for ref in refs)
+        silent = any(ref.path.exists() and (ref.item is not None or ref.path.suffix.lower() in SILENT) for ref in refs)
         silent &= not (rate and unit and leads)
         remedy = "; what CSV, NPY and HDF5 files do not say: --rate 500 --unit mV --leads 'I II V1'" if silent else ""
         raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}{remedy}")
@@ -96,12 +101,14 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
     with (
         naming(out, lock),
         only_one(lock, taken),
+        removed_beside(out, lock),
         Table(out, about | {"leads": [*reader.leads]}, model.classes) as table,
     ):
         rest = [ref for ref in refs if label(ref) not in table.done]
         if table.done:
             print(f"{out}: continues after {len(table.done):,} recordings")
-        answers = track(model.answers(read_all(rest, reader, workers)), "predicting", len(rest))
+        found = map(as_options, model.answers(read_all(rest, reader, workers)))
+        answers = track(found, "predicting", len(rest))
         for number, answer in enumerate(answers, 1):
             table.add(answer)
             if show and isinstance(answer, Prediction):
@@ -110,6 +117,17 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
                 table.flush()
     print(f"{out}: {len(refs):,} recordings, {table.failed:,} could not be predicted")
     return table.failed
+
+
+@contextmanager
+def removed_beside(out: Path, lock: Path) -> Iterator[None]:
+    """Remove the lock file at the end, if the table is there. Two commands may then hold a file of this name each, an old and
+    a new one, but both find the table and refuse to write it. Without a table, as after an interruption, the file stays."""
+    try:
+        yield
+    finally:
+        if out.exists():
+            lock.unlink(missing_ok=True)
 
 
 def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> bool:
@@ -126,7 +144,7 @@ def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> 
 
 def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
     """The answer as a table."""
-    out = ScreenTable("class", "probability", "network's output", "F2 threshold", "", title_justify="left")
+    out = ScreenTable("class", "probability", "network's output", "F2 threshold", "answer", title_justify="left")
     out.title = plain_markup(answer.path)
     for name, full in zip(model.classes, model.scheme.classes, strict=True):
         words = "likely" * (name in answer.likely) or "possible" * (name in answer.predicted)

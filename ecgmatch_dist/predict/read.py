@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from ecgmatch_dist.data.formats.arrays import EXAMPLE
+from ecgmatch_dist.data.formats.leads import LEADS, lead_of
 from ecgmatch_dist.data.formats.read import read
 from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
 from ecgmatch_dist.data.formats.wfdb_record import header_of
@@ -19,9 +22,11 @@ from ecgmatch_dist.data.processes import end_with_parent
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict.checksum import wrong_checksums
 from ecgmatch_dist.predict.prepare import Inputs, Prepared, prepare
-from ecgmatch_dist.predict.result import Failure
+from ecgmatch_dist.predict.result import Failure, Prediction
 
 CHUNK = 8  # recordings that a process takes at once
+NO_LEAD = "-"
+MEANT = 0.5  # a name that is so much like a lead's was meant to be it
 FEW = 64  # recordings that are read before another process would have started
 
 
@@ -47,7 +52,8 @@ class Reader:
                 warnings.simplefilter("ignore")  # of libraries about damaged files: the answer has flags and a reason
                 return prepare(self.read(ref), self.inputs, label(ref))
         except (Rejected, UserError) as error:
-            return Failure(label(ref), str(error))
+            gone = not ref.path.exists() and not header_of(ref.path).exists()
+            return Failure(label(ref), "No such file" if gone else one_sentence(str(error)))
         except Exception as error:  # one strange file must not end the work on 100,000
             return Failure(label(ref), f"unreadable: {type(error).__name__}: {error}")
 
@@ -58,6 +64,37 @@ class Reader:
 def label(ref: RecordRef) -> str:
     """The name of a recording in tables: its file, and `#3` for the third of those that one file holds."""
     return str(ref.path) if ref.item is None else f"{ref.path}#{ref.item}"
+
+
+def lead_names(text: str) -> tuple[str, ...]:
+    """Names of leads in one text. Refuses what is no lead: the lead that was meant would be a flat line."""
+    names = tuple(text.replace(",", " ").split())
+    for name in names:
+        if lead_of(name) is None and name != NO_LEAD:
+            near = get_close_matches(name.upper(), LEADS, 1, MEANT)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(
+                f"leads: {name} is none of {' '.join(LEADS)}, nor {NO_LEAD} for a column of something else{meant}"
+            )
+    return names
+
+
+def one_sentence(error: str) -> str:
+    """`does not say A or say B`: without the second verb."""
+    what, mark, rest = error.partition("the file does not ")
+    said, name, remedy = rest.partition("; name ")
+    first, *others = said.split(" or say ")
+    link = " or say " if first.startswith("name ") else " or "
+    return what + mark + (f"{first}{link}{' or '.join(others)}" if others else first) + name + remedy
+
+
+def as_options(answer: Prediction | Failure) -> Prediction | Failure:
+    """A failure of `ecgmatch predict`: what the file does not say is said by options, not by the keys of a recipe."""
+    if isinstance(answer, Prediction) or "the file does not " not in answer.error:
+        return answer
+    error = answer.error.replace(f"leads = [{EXAMPLE}]", f"--leads '{' '.join(LEADS)}'")
+    error = error.replace("rate = 500", "--rate 500").replace('unit = "mV" or "uV"', "--unit mV or --unit uV")
+    return replace(answer, error=error)
 
 
 def read_all(refs: Sequence[RecordRef], reader: Reader, workers: int) -> Iterator[Prepared | Failure]:

@@ -17,7 +17,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict.known import KnownSignals
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.page import render
-from ecgmatch_dist.predict.read import Reader
+from ecgmatch_dist.predict.read import Reader, lead_names
 from ecgmatch_dist.predict.result import Failure
 from ecgmatch_dist.record.result import read_result
 
@@ -43,8 +43,7 @@ class Desk:
             number = float(rate) if rate else None
         except ValueError:
             raise UserError(f"rate = {rate!r}: a number, samples per second") from None
-        leads = said.get("leads", "").replace(",", " ").split()
-        return Reader(self.model.inputs, number, said.get("unit", "").strip(), tuple(leads))
+        return Reader(self.model.inputs, number, said.get("unit", "").strip(), lead_names(said.get("leads", "")))
 
     def answer(self, files: dict[str, bytes], said: dict[str, str], until: float) -> Row:
         """One row per recording; those that time did not suffice for (`until`, time.monotonic) are failures."""

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import re
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from ecgmatch_dist.data.preprocess import LEADS
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict import command, table
 from ecgmatch_dist.predict.model import Predictor
-from ecgmatch_dist.predict.read import Reader, RecordRef
+from ecgmatch_dist.predict.read import Reader, RecordRef, lead_names
 from tests.support.formats import as_dicom
 from tests.support.prediction import CLASSES, ecg, write_model, write_record
 
@@ -107,6 +109,29 @@ def test_two_commands_do_not_write_one_table(run: Path, folder: Path, tmp_path: 
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
 
 
+def test_nothing_but_the_table_stays(run: Path, folder: Path, tmp_path: Path) -> None:
+    out, record = tmp_path / "out" / "p.csv", (str(folder / "a.hea"),)
+    with pytest.raises(UserError, match=r"p\.xlsx: a name that ends with"):
+        command.main(tmp_path / "no run", record, out=out.with_suffix(".xlsx"))  # said before anything else
+    assert not out.parent.exists()
+    for words in ("", "exists already"):
+        with pytest.raises(UserError, match=words) if words else nullcontext():
+            command.main(run, record, out=out)
+        assert [path.name for path in out.parent.iterdir()] == ["p.csv"]
+    out.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table.Table, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            command.main(run, record, out=out)
+    assert sorted(path.name for path in out.parent.iterdir()) == [".p.csv.lock", "p.csv.part"]  # to go on with
+    command.main(run, record, out=out)
+    assert [path.name for path in out.parent.iterdir()] == ["p.csv"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_parquet(run: Path, folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     with pytest.raises(UserError, match="1 of 2"):
@@ -164,6 +189,7 @@ def test_what_is_printed(run: Path, folder: Path, capsys: pytest.CaptureFixture[
     command.main(run, (str(folder / "a.hea"),))
     out = capsys.readouterr().out
     assert "Conduction" in out
+    assert re.search("F2 threshold +┃ answer", out)
     assert "most like chapman/" in out
     assert out.endswith("few cases are missed. For research; not a medical device.\n")
     with pytest.raises(UserError, match="1 of 1"):
@@ -192,6 +218,50 @@ def test_arrays_in_files(run: Path, tmp_path: Path) -> None:
     assert float(found["CD"]) == pytest.approx(
         Predictor(run, "cpu").predict(ecg(), rate=500).probabilities["CD"], abs=1e-6
     )
+
+
+def test_remedies_are_options_of_the_command(run: Path, tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "x.csv", ecg().T, delimiter=",")
+
+    def told(**options: Any) -> str:
+        (tmp_path / "p.csv").unlink(missing_ok=True)
+        with pytest.raises(UserError):
+            command.main(run, (str(tmp_path / "x.csv"),), out=tmp_path / "p.csv", **options)
+        return str(read_csv(tmp_path / "p.csv")["x.csv"]["error"])
+
+    assert told() == (
+        "leads: the file does not name its 12 leads or say its sampling rate or its unit; name them "
+        "(--leads 'I II III aVR aVL aVF V1 V2 V3 V4 V5 V6', --rate 500, --unit mV or --unit uV)"
+    )
+    names = " ".join(LEADS)
+    assert told(leads=names) == (
+        "rate: the file does not say its sampling rate or its unit; name them (--rate 500, --unit mV or --unit uV)"
+    )
+    assert "does not say its sampling rate; name " in told(leads=names, unit="mV")
+    (answer,) = Predictor(run, "cpu").predict_files(tmp_path / "x.csv", leads=LEADS)
+    assert answer.error.endswith('say its sampling rate or its unit; name them (rate = 500, unit = "mV" or "uV")')
+
+
+def test_a_file_that_is_not_there_is_told_as_missing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"^1 of 1 recordings could not be predicted$"):
+        command.main(run, (str(tmp_path / "nowhere.csv"),))
+    assert "".join(capsys.readouterr().out.split("\n")) == f"{tmp_path}/nowhere.csv: No such file"
+
+
+def test_a_name_that_is_no_lead_is_refused(run: Path, tmp_path: Path) -> None:
+    """That lead would be a flat line. A column of something else has a mark."""
+    np.save(tmp_path / "x.npy", np.concatenate([ecg(), ecg()[:1]]))
+    says = {"rate": 500.0, "unit": "mV"}
+    names = " ".join(LEADS)
+    with pytest.raises(UserError, match=r"^leads: W6 is none of I II .* V6, nor - for .*; did you mean V6\?$"):
+        command.main(run, (str(tmp_path / "x.npy"),), leads=f"{names} -".replace("V6", "W6"), **says)  # type: ignore[arg-type]
+    command.main(run, (str(tmp_path / "x.npy"),), out=tmp_path / "p.csv", leads=f"{names}, -", **says)  # type: ignore[arg-type]
+    found = read_csv(tmp_path / "p.csv")["x.npy"]
+    expected = Predictor(run, "cpu").predict(ecg(), rate=500).probabilities["CD"]
+    assert float(found["CD"]) == pytest.approx(expected, abs=1e-6)
+    assert lead_names("DI,avr  LEAD_V6") == ("DI", "avr", "LEAD_V6")
 
 
 def test_a_damaged_file_is_a_row_and_nothing_on_the_screen(run: Path, tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
             em.load(tmp_path / name)
         return str(caught.value).removeprefix(f"{tmp_path / name}: ").removeprefix(f"{tmp_path}: ")
 
-    assert told("").startswith("holds no weights; name the folder of a finished run or of `ecgmatch export`, or a model")
+    assert told("").startswith(
+        "holds no weights; name the folder of a finished run or of `ecgmatch export`, or a model"
+    )
     run = write_model(tmp_path / "runs" / "within-ward@1.s20.ecgmatch")
     assert told("runs") == f"holds no weights; name a folder in it, such as {run}"
     assert told("runs/within-wrad@1.s20.ecgmatch") == f"no such folder; did you mean {run}?"
