@@ -12,10 +12,10 @@ import wfdb
 import ecgmatch_dist as em
 from ecgmatch_dist.data.preprocess import LEADS
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.export import ort_web
+from ecgmatch_dist.export import html_page, ort_web
 from ecgmatch_dist.export.html_page import write_page
 from tests.support.browser import CHROMIUM, Browser
-from tests.support.prediction import ecg, write_record
+from tests.support.prediction import ecg, write_model, write_record
 
 DATABASES = ("chapman_shaoxing", "georgia", "ningbo", "ptb-xl")
 READ = """JSON.stringify([...document.querySelectorAll('#page tr[data-class]')].map(
@@ -47,6 +47,19 @@ def test_where_the_runtime_comes_from(tmp_path: Path, monkeypatch: pytest.Monkey
             package.add(tmp_path / name, f"package/dist/{name}")
     with pytest.raises(UserError, match="is not that of"):
         ort_web.find_ort_web(tmp_path / "x.tgz")
+
+
+def test_what_the_numbers_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the pages of `predict`. The graph and the runtime are left out."""
+    monkeypatch.setattr(html_page, "write_onnx", lambda path, *_: path.write_bytes(b""))
+    monkeypatch.setattr(html_page, "check_onnx", lambda *_: 0.0)
+    monkeypatch.setattr(html_page, "_script", lambda _: "")
+    for cases, said in ((20, "They are too few: it must not be read as a\nfrequency."), (60, "of the 60 validation")):
+        model = em.load(write_model(tmp_path / f"run{cases}", cases=cases), "cpu")
+        write_page(tmp_path / "model.html", model, ort_web.OrtWeb("", b""))
+        page = (tmp_path / "model.html").read_text()
+        assert said in page
+        assert page.count("Normal Signals stands alone by the label rule: it is not named beside another class.") == 1
 
 
 def answers(browser: Browser, files: list[Path], count: int) -> list[Any]:
