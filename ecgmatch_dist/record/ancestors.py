@@ -16,6 +16,7 @@ from ecgmatch_dist.config import PIN, WITH_TREES
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.plain import plain_line
+from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.record.hub import INCLUDED, LICENCES, model_folder, weights_file
 
 DIGITS = 16  # of the SHA-256
@@ -102,12 +103,19 @@ def _find(name: str, checksum: str, beside: Path) -> Ancestor:
     for place in (name, beside / last, INCLUDED / last):
         try:
             folder, called = model_folder(place, fetch=False)
-            if wanted not in ("", file_checksum(weights_file(folder)[0])):
+            if wanted not in ("", *_checksums(weights_file(folder)[0])):
                 continue  # another model has this name now
         except (UserError, OSError):
             continue
         return Ancestor(plain_line(called), _trained_on(folder), folder)
     return Ancestor(plain_line(last))
+
+
+def _checksums(weights: Path) -> tuple[str, ...]:
+    """Of the weights, and of weights and trees in one, as some runs of before 0.2.0 have it."""
+    trees = weights.with_name(trees_file.NAME)
+    both = weights.read_bytes() + (trees.read_bytes() if trees.is_file() else b"")
+    return file_checksum(weights), hashlib.sha256(both).hexdigest()[:DIGITS]
 
 
 def _trained_on(folder: Path) -> tuple[str, ...]:

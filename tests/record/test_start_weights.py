@@ -1,5 +1,6 @@
 """`--weights`: a chain begins with a trained model, which is known by its content, fits, and has not seen the test part."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ecgmatch_dist.export import command as export
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
-from ecgmatch_dist.record.ancestors import ancestors, file_checksum
+from ecgmatch_dist.record.ancestors import Ancestor, ancestors, file_checksum
 from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.hub import INCLUDED
 from ecgmatch_dist.record.start_weights import (
@@ -299,6 +300,21 @@ def test_what_came_before_the_weights_counts_too(data: Path, tmp_path: Path, hos
     own = Split.load(hospital / "split.json")
     elsewhere = replace(own, databases=("elsewhere",), parts={part: [] for part in own.parts})
     assert check_not_seen(tiny(data, tmp_path, weights=str(tmp_path / "again")), elsewhere) == ""
+
+
+@pytest.mark.parametrize("trees", ["", "+0123456789abcdef"])
+@pytest.mark.parametrize("older", [False, True])
+def test_the_included_model_before_the_weights_is_found(
+    data: Path, tmp_path: Path, hospital: Path, trees: str, older: bool
+) -> None:
+    """Older runs have one checksum of weights and trees."""
+    model, given = shutil.copytree(hospital, tmp_path / "model"), INCLUDED / "chapman_ptbxl"
+    content = [(given / name).read_bytes() for name in ("model.safetensors", trees_file.NAME)]
+    checksum = hashlib.sha256(b"".join(content[: 1 + older])).hexdigest()[:16]
+    edit(model, weights=f"chapman_ptbxl#{checksum}{trees}")
+    assert ancestors(model) == [Ancestor("chapman_ptbxl", ("chapman", "ptbxl"), given)]
+    told = check_not_seen(tiny(data, tmp_path, weights=str(model)), Split.load(data / "split.json"))
+    assert "began with chapman_ptbxl, which was trained on chapman: if it has seen" in told
 
 
 def test_a_run_before_the_weights_is_compared_recording_by_recording(data: Path, tmp_path: Path) -> None:
