@@ -28,6 +28,7 @@ NO_CLASS = 'no class of the scheme (unlabelled = "keep" in the scheme counts the
 UNKNOWN_TEST = "unknown, in the database to test on"
 UNKNOWN_PATIENT = "unknown, of a patient in validation or test"
 LISTED_PATIENT = "of a patient in the validation or test list"
+SHARED = "labelled, validation and test parts"
 
 
 def make_split(
@@ -87,6 +88,8 @@ def make_split(
         name = split_name(protocol, own, test_database, ratio, seed + fold, stratified, unlabelled_databases, folds)
     needs_labels = labels or protocol == "given" or unlabelled_databases or scheme.endswith(".toml")
     how = Drawn(name, protocol, test_database, ratio, seed + fold, scheme, stratified, labels)
+    own_databases = np.array([one not in unlabelled_databases for one in store.databases])
+    check_filled(places, how, is_known & own_databases[store.database_of(np.arange(len(store)))])
     return describe(how, store, order, places, y, bool(needs_labels))
 
 
@@ -149,10 +152,9 @@ class Drawn:
 def describe(
     how: Drawn, store: ShardStore, order: Ints, places: "Places", y: NDArray[np.uint8], needs_labels: bool
 ) -> Split:
-    """The split as a file holds it: names or letters of its parts, counts, hashes. Refuses empty parts, and classes without
-    any label in the labelled part. `needs_labels`: its labels are not those that the shards alone give."""
+    """The split as a file holds it: names or letters of its parts, counts, hashes. Refuses classes without any label in the
+    labelled part. `needs_labels`: its labels are not those that the shards alone give."""
     rows_of = {name: order[places.part[order] == i] for i, name in enumerate(PARTS)}
-    check_filled(rows_of, how.ratio, int((places.part >= 0).sum()))
     short, found = load_scheme(how.scheme).short, {part: y[some] for part, some in rows_of.items()}
     check_annotated(found["labelled"], short)
     hidden, large = unannotated(found, short), len(store) > split_file.MOST_NAMES
@@ -232,10 +234,32 @@ def masks_of(store: ShardStore, listed: Mapping[str, Ints], rows: Ints, is_known
     return masks
 
 
-def check_filled(rows_of: Mapping[str, Ints], ratio: float, total: int) -> None:
-    empty = [name for name, some in rows_of.items() if not len(some) and (name, ratio) != ("unlabelled", 1)]
-    if empty:
-        raise UserError(f"the {empty[0]} part is empty: {total:,} recordings are too few at ratio {ratio:g}")
+def check_filled(places: "Places", how: Drawn, is_known: Mask) -> None:
+    """Refuse an empty part, and say why it is empty. `is_known` [N]: which recordings have a label that may be drawn. At
+    ratio 1, nothing is unlabelled where all have one."""
+    sizes = {name: int((places.part == i).sum()) for i, name in enumerate(PARTS)}
+    empty = next((name for name, n in sizes.items() if not n and (name, how.ratio) != ("unlabelled", 1)), "")
+    if not empty:
+        return
+    total, labelled = len(is_known), int(is_known.sum())
+    left = (places.part >= 0) & ((places.part != assign.TEST) | (how.protocol != "cross"))
+    usable = int((is_known & left).sum())
+    if empty == "test" and how.protocol == "cross":
+        why = f"no recording of {how.test_database} has a label"
+    elif labelled and not usable:
+        why = f"{labelled:,} recordings have a label, none of them a class of {how.scheme}; give another --scheme"
+    elif empty in ("validation", "test") and how.protocol == "folds":
+        why = (
+            f"no recording of fold {assign.VALIDATION_FOLD if empty == 'validation' else assign.TEST_FOLD} has a label"
+        )
+    elif empty in ("labelled", "unlabelled") and how.protocol != "given" and how.ratio < 1:
+        why = f"{usable:,} recordings with a label are too few at ratio {how.ratio:g}"
+    elif how.protocol == "given":
+        listed = sum(n for name, n in sizes.items() if name != "unlabelled")
+        why = f"the lists name {listed:,} recordings with a label: too few to share among {SHARED}"
+    else:
+        why = f"{usable:,} of {total:,} recordings have a label: too few to share among {SHARED}"
+    raise UserError(f"the {empty} part is empty: {why}")
 
 
 def check_annotated(labels: NDArray[np.uint8], short: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ Labelled, validation and test recordings are drawn from those with labels; recor
 All recordings of a patient stay in one part, except that unknown recordings of a labelled patient are unlabelled.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,11 +141,13 @@ def split_shards(
     listed = (
         read_lists(store, {"labelled": labelled, "validation": validation, **tests}, complaints) if labelled else None
     )
+    is_known = known(labels_of(store, scheme, file.codes if file else None))
+    if not is_known.any():
+        raise UserError(nobody_has_looked(store, shards, scheme, file))
     complaints += check_labels(store, scheme, file)
     tell(complaints, strict)
     if ratio is None:  # where some have no label, there is no reason to hide what there is
-        everyone_known = known(labels_of(store, scheme, file.codes if file else None)).all()
-        ratio = RATIO[protocol] if everyone_known and not unlabelled_databases else 1.0
+        ratio = RATIO[protocol] if is_known.all() and not unlabelled_databases else 1.0
     console = Console()
     paths = []
     for seed, fold in ((seed, fold) for seed in seeds for fold in range(max(folds, 1))):
@@ -168,6 +171,16 @@ def split_shards(
         show(split, store, path, console)
         paths.append(path)
     return paths
+
+
+def nobody_has_looked(store: ShardStore, shards: str, scheme: str, file: LabelFile | None) -> str:
+    """That there is not one label, and the command that makes some."""
+    command = ["ecgmatch", "label", "--shards", shards, "--scheme", scheme, "--databases", *store.databases]
+    where = f" in {file.name}" if file else ""
+    return (
+        f"0 of {len(store):,} recordings have a label{where}; label some: {shlex.join([*command, '--to', 'labels.csv'])}, "
+        "or give a table of labels with --labels"
+    )
 
 
 def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list[str]:

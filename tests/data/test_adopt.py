@@ -18,6 +18,7 @@ from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.preprocess import LEADS, PRESETS
 from ecgmatch_dist.errors import UserError
 from tests.support.archive import write_mixed
+from tests.support.commands import check_command
 from tests.support.recordings import make_signal, write_record
 
 
@@ -110,6 +111,18 @@ def test_folders_whose_names_are_patterns_escapes_or_not_utf8(
     assert "\x1b" not in out
     assert f"--raw '{raw}'" in out
     assert len(build(load_recipe(str(path)), raw, tmp_path / "shards", PRESETS["cpu"])) == 6
+
+
+def test_a_folder_without_labels_names_the_command_that_makes_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(3):
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i), codes="")
+    adopt(tmp_path / "raw", tmp_path, "mine", look=9)
+    out = capsys.readouterr().out
+    assert "or label some with `ecgmatch label`" in out
+    assert out.splitlines()[-1].strip() == "ecgmatch label --shards data/shards --scheme ecgmatch5 --to labels.csv"
+    check_command(out.splitlines()[-1].strip())
 
 
 def test_folders_without_recordings(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`ecgmatch split given`: the lists that a person has; very few labels; whole databases without labels."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from ecgmatch_dist.data.split_file import PARTS, Split
 from ecgmatch_dist.data.split_summary import wilson
 from ecgmatch_dist.data.splits import main, split_shards
 from ecgmatch_dist.errors import UserError
+from tests.support.commands import check_command
 from tests.support.shard_factory import make_shards, random_codes
 
 
@@ -124,6 +126,41 @@ def test_lists_that_cannot_be(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--labelled LIST belongs to the protocol given"):
         split_shards(str(shards), "within", "own", labelled=tmp_path / "labelled.csv", to=tmp_path)
     assert not (tmp_path / "splits").exists()
+
+
+def test_no_label_at_all_names_the_command_that_makes_some(shards: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "listed.csv"
+    listed.write_text("record\nbare00001\n")
+    for more in ({}, {"labelled": listed}):
+        with pytest.raises(UserError, match=r"^0 of 50 recordings have a label; label some: ecgmatch label") as error:
+            split_shards(str(shards), "given" if more else "within", "bare", to=tmp_path, **more)
+        check_command(re.split("label some: |, or give", str(error.value))[1])
+    table = tmp_path / "labels.csv"
+    table.write_text("record,dx\nbare00001,\n")
+    with pytest.raises(UserError, match=r"0 of 50 recordings have a label in labels\.csv; label some"):
+        split_shards(str(shards), "within", "bare", labels=table, to=tmp_path)
+
+
+def test_too_few_labels_are_counted(shards: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    three = tmp_path / "three.csv"
+    three.write_text("record,dx\nbare00001,rhythm\nbare00002,CD\nbare00003,STT\n")
+    few = "too few to share among labelled, validation and test parts"
+    table.write_text("record,dx\nbare00001,rhythm\n")
+    with pytest.raises(UserError, match=f"the validation part is empty: 1 of 50 recordings have a label: {few}"):
+        split_shards(str(shards), "within", "bare", labels=table, to=tmp_path)
+    with pytest.raises(UserError, match=f"1 of 250 recordings have a label: {few}"):
+        split_shards(
+            str(shards), "within", "bare", labels=table, unlabelled_databases=["own"], scheme="ecgmatch5", to=tmp_path
+        )
+    with pytest.raises(UserError, match=f"the test part is empty: 3 of 50 recordings have a label: {few}"):
+        split_shards(str(shards), "within", "bare", labels=three, to=tmp_path)
+    lists = write_list(tmp_path / "labelled.csv", range(2))
+    with pytest.raises(UserError, match=f"the lists name 2 recordings with a label: {few}"):
+        split_shards(str(shards), "given", "own", labelled=lists, to=tmp_path)
+    table.write_text("record,dx\nbare00001,strange\nbare00002,strange\nbare00003,strange\n")
+    with pytest.raises(UserError, match="3 recordings have a label, none of them a class of ecgmatch5"):
+        split_shards(str(shards), "within", "bare", labels=table, to=tmp_path)
 
 
 def test_twenty_labels_take_turns_to_validate(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tyro
 from rich.progress import track
 
 from ecgmatch_dist.data.adopt.doubts import counts, doubts, label_counts
-from ecgmatch_dist.data.adopt.labels import Labels, classes_of, find_labels, fitting_scheme
+from ecgmatch_dist.data.adopt.labels import classes_of, find_labels, fitting_scheme
 from ecgmatch_dist.data.adopt.preview import choose, draw, page
 from ecgmatch_dist.data.adopt.survey import Found, list_files, look_at, some
 from ecgmatch_dist.data.adopt.write import EDIT, guess_rate, guess_unit, recipe_text, scheme_text
@@ -56,7 +56,7 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
     for line in (*lines, *(f"doubt       {doubt}" for doubt in odd)):
         print(plain_line(line))
     print(plain_line(f"written     {', '.join(map(str, written))}"))
-    _tell_next(recipe, folder, labels)
+    _tell_next(recipe, folder, "" if words else scheme_name)
     return recipe
 
 
@@ -67,7 +67,8 @@ def _preview(name: str, lines: list[str], odd: list[str], found: list[Found]) ->
     return page(name, lines, odd, [draw(one, rate, unit) for one in choose(found)])
 
 
-def _tell_next(recipe: Path, folder: Path, labels: Labels) -> None:
+def _tell_next(recipe: Path, folder: Path, to_label: str) -> None:
+    """`to_label`: where nothing has a label, the scheme to label by."""
     edits = recipe.read_text(encoding="utf-8").count(f"# {EDIT}")
     look = (
         f"look at the {edits} lines marked {EDIT} in {recipe} and at the preview, then"
@@ -75,9 +76,13 @@ def _tell_next(recipe: Path, folder: Path, labels: Labels) -> None:
         else "look at the preview, then"
     )
     build = shlex.join(["ecgmatch", "shards", "build", str(recipe), "--raw", str(folder)])
-    print(
-        plain_line(f"next        {look}"), plain_line(f"            {build} --out data/shards --preset cpu"), sep="\n"
-    )
+    lines = [f"next        {look}", f"            {build} --out data/shards --preset cpu"]
+    if to_label:  # a split needs some labels
+        lines += [
+            "            then label some, by a scheme of your own if you like (docs/own-data.md)",
+            f"            {shlex.join(['ecgmatch', 'label', '--shards', 'data/shards', '--scheme', to_label])} --to labels.csv",
+        ]
+    print(*map(plain_line, lines), sep="\n")
 
 
 def main(

@@ -104,7 +104,10 @@ def _label_doubts(archive: Archive, labels: Labels, classes: Sequence[Class], go
                 f'{labels.empty:,} rows without a label mean "nobody has looked"; if they mean "healthy": empty = "none"'
             )
     if not labels.words and not any(one.codes for one in good):
-        out.append("no labels: put a table beside the recordings, or give one to `ecgmatch split --labels`")
+        out.append(
+            "no labels: put a table beside the recordings, give one to `ecgmatch split --labels`, or label some with "
+            "`ecgmatch label`"
+        )
     if labels.file and "patient" not in labels.others and not any(one.patient for one in good):
         out.append("no patients: two recordings of one patient may be in training and test")
     chosen = {one.name for one in classes}
