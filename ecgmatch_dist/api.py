@@ -26,7 +26,7 @@ def build_shards(
     recipe: str,
     raw: str | Path,
     out: str | Path,
-    preset: Literal["paper", "official_code", "cpu"] = "paper",
+    preset: Literal["paper", "official_code", "cpu", "few_labels", "demo"] = "paper",
     *,
     workers: int = 1,
     labels: str | Path | None = None,

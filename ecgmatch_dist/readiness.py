@@ -8,6 +8,7 @@ import torch
 from ecgmatch_dist.config import Config
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
+from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.split_summary import readiness
 from ecgmatch_dist.data.store import ShardStore
@@ -33,11 +34,15 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
     store, meant = open_store(config, split), config.data
     found = f"{store.rate} Hz, 12 x {store.length}"
     if meant.rate not in (0, store.rate) or meant.length not in (0, store.length):
-        presets = [f"--preset {name}" for name in fitting(store.rate, store.length)]
-        own = f"--data.rate {store.rate} --data.length {store.length} if you mean it"
+        builds = [name for name, made in BUILDS.items() if (made.rate, made.length) == (meant.rate, meant.length)]
+        ways = [f"build them anew with `ecgmatch shards build --preset {name}`" for name in builds[:1]]
+        ways += [
+            f"give --preset {' or --preset '.join(names)}" for names in [fitting(store.rate, store.length)] if names
+        ]
+        ways += [f"give --data.rate {store.rate} --data.length {store.length} if you mean it"]
         raise UserError(
             f"{config.shards}: the shards are {found}, the settings are meant for {meant.rate or store.rate} Hz, "
-            f"12 x {meant.length or store.length}; give {' or '.join(presets) or 'shards of that kind'}, or {own}"
+            f"12 x {meant.length or store.length}; {', or '.join(ways)}"
         )
     lines = readiness(split, split.all_labels(store), found)
     if config.weights:

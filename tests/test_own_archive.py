@@ -100,6 +100,16 @@ def test_shards_that_the_preset_is_not_meant_for_are_refused(data: Path, tmp_pat
     ):
         run(config)
     assert not list(tmp_path.iterdir()), "no folder that another preset would collide with"
+    make_shards(tmp_path / "large", "chapman", 60, 6144, random_codes(60), rate=500, per_shard=200)
+    make_split(ShardStore(tmp_path / "large", ["chapman"]), "within", 0.2, 20, "ecgmatch5").save(
+        tmp_path / "large.json"
+    )
+    config = replace(PRESETS["few_labels"](), split=tmp_path / "large.json", shards=str(tmp_path / "large"))
+    with pytest.raises(
+        UserError,
+        match=r"build them anew with `ecgmatch shards build --preset cpu`, or give --preset paper or --preset ",
+    ):
+        run(replace(config, runs=tmp_path / "runs"))
     assert {"cpu", "few_labels", "demo"} <= {*fitting(100, 1024)}
     assert not {"paper", "official_code"} & {*fitting(100, 1024)}
     assert fitting(500, 6144) == ["paper", "official_code"]

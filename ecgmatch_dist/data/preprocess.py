@@ -55,11 +55,15 @@ class Preprocess:
             raise UserError(f"sequence {self.sequence}: give `pad` once, and `filter` and `zscore` at most once")
 
 
+_SMALL = Preprocess(rate=100, length=1024)
 PRESETS = {
     "paper": Preprocess(),
     "official_code": Preprocess(sequence=("filter", "zscore", "pad")),
-    "cpu": Preprocess(rate=100, length=1024),
+    "cpu": _SMALL,
+    "few_labels": _SMALL,
+    "demo": _SMALL,
 }
+"""Under the names of the presets to train with: people give the same one to both commands."""
 
 
 def preprocess(signal: Array, rate: float, settings: Preprocess) -> tuple[NDArray[np.float32], tuple[str, ...]]:

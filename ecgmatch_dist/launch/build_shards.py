@@ -85,7 +85,7 @@ def main(
     raw: Path,
     out: Path,
     workers: int = 0,
-    preset: Literal["paper", "official_code", "cpu"] = "paper",
+    preset: Literal["paper", "official_code", "cpu", "few_labels", "demo"] = "paper",
     rate: int | None = None,
     length: int | None = None,
     shard_size: int = 1000,
@@ -101,7 +101,8 @@ def main(
         raw: Folder of the recordings, or of the whole release.
         out: Root of the shards.
         workers: Processes; 0: one per core.
-        preset: The paper's preprocessing (500 Hz, 6144 samples), the official code's order, or 100 Hz and 1024.
+        preset: The paper's preprocessing (500 Hz, 6144 samples), the official code's order, or 100 Hz and 1024 (cpu, and the
+            same for few_labels and demo): the shards for the preset of this name of `ecgmatch train`.
         rate: Sampling rate instead of the preset's.
         length: Samples instead of the preset's.
         shard_size: Recordings per shard, rejected ones included.

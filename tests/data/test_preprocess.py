@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from scipy import signal as dsp
 from sklearn.preprocessing import StandardScaler
 
+from ecgmatch_dist import presets
 from ecgmatch_dist.data.preprocess import PRESETS, Preprocess, bandpass, preprocess, resample
 from ecgmatch_dist.errors import UserError
+from tests.support.commands import check_command
 from tests.support.recordings import make_signal
 
 CPU, PAPER, OFFICIAL = PRESETS["cpu"], PRESETS["paper"], PRESETS["official_code"]
@@ -157,3 +159,10 @@ def test_steps_can_be_left_out() -> None:
 def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):
         Preprocess(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_preset_to_train_with_names_the_shards_to_build() -> None:
+    assert {*PRESETS} == {*presets.PRESETS}
+    for name, make in presets.PRESETS.items():
+        assert (PRESETS[name].rate, PRESETS[name].length) == (make().data.rate, make().data.length), name
+    check_command("ecgmatch shards build mine.toml --raw archive --out data/shards --preset few_labels")

@@ -205,7 +205,9 @@ def test_impossible_ratios(root: Path, ratio: float) -> None:
 
 def test_too_few_recordings_say_so(tmp_path: Path) -> None:
     make_shards(tmp_path, "tiny", 12, 4)
-    with pytest.raises(UserError, match=r"labelled part is empty: 12 recordings with a label are too few at ratio 0\.01"):
+    with pytest.raises(
+        UserError, match=r"labelled part is empty: 12 recordings with a label are too few at ratio 0\.01"
+    ):
         make_split(one(tmp_path, "tiny"), "within", 0.01, 20, "ecgmatch5")
     make_shards(tmp_path, "none", 5, 4, ["1"] * 5)
     with pytest.raises(UserError, match="empty"):
