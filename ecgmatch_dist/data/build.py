@@ -225,11 +225,23 @@ def check_labels(jobs: Sequence[ShardJob], table: Table) -> list[str]:
     found = complain_about_codes(codes_without_class(codes, scheme)[0])
     found += complain_about_classes(scheme.states_all(table.values("codes")), scheme.short)
     if jobs[0].annotations is not None:
-        listed = {key for job in jobs for key in job.annotations or ()}
-        without = [ref.key for job in jobs for ref in job.refs if ref.key not in listed]
-        found += complain_about_names("recordings are not in the table of labels", without)
+        if not jobs[0].keep_unlabelled:
+            found += complain_about_names("recordings are not in the table of labels", unlisted(jobs))
         found += complain_about_names("rows of the table of labels have no recording", jobs[0].strangers)
     return found
+
+
+def notes_about(jobs: Sequence[ShardJob]) -> list[str]:
+    """What is no mistake, but should be known: the recipe or the scheme keeps recordings without a label."""
+    if jobs[0].annotations is None or not jobs[0].keep_unlabelled:
+        return []
+    return complain_about_names("recordings are not in the table of labels and are unlabelled", unlisted(jobs))
+
+
+def unlisted(jobs: Sequence[ShardJob]) -> list[str]:
+    """Recordings that the table of labels does not name."""
+    listed = {key for job in jobs for key in job.annotations or ()}
+    return [ref.key for job in jobs for ref in job.refs if ref.key not in listed]
 
 
 def build_table(
@@ -272,7 +284,7 @@ def build_table(
         f"{count - kept:,} rejected (rejects.csv), {seconds:.1f} s"
     )
     print(summary(table, read_rejects(jobs), jobs[0].scheme))
-    tell(check_labels(jobs, table), strict)
+    tell(check_labels(jobs, table), strict, notes_about(jobs))
     return table
 
 

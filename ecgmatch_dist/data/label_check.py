@@ -55,9 +55,11 @@ def complain_about_names(what: str, names: Sequence[str]) -> list[str]:
     return [f"{len(names):,} {what}: {', '.join(names[:SHOWN])}{more}"]
 
 
-def tell(complaints: Sequence[str], strict: bool) -> None:
-    """Print the complaints as warnings; with `strict`, refuse."""
+def tell(complaints: Sequence[str], strict: bool, notes: Sequence[str] = ()) -> None:
+    """Print the complaints as warnings; with `strict`, refuse. `notes` are printed only: they are as somebody meant them."""
     if complaints and strict:
         raise UserError(f"{'; '.join(complaints)} (--strict)")
     for complaint in complaints:
         print(f"warning: {complaint}")
+    for note in notes:
+        print(f"note: {note}")

@@ -145,7 +145,7 @@ def split_shards(
     if not is_known.any():
         raise UserError(nobody_has_looked(store, shards, scheme, file))
     complaints += check_labels(store, scheme, file)
-    tell(complaints, strict)
+    tell(complaints, strict, notes_about(store, file))
     if ratio is None:  # where some have no label, there is no reason to hide what there is
         ratio = RATIO[protocol] if is_known.all() and not unlabelled_databases else 1.0
     console = Console()
@@ -193,10 +193,17 @@ def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list
     found += complain_about_classes(labels_of(store, scheme, file.codes if file else None), rule.short)
     if file:
         found += complain_about_names(f"rows of {file.name} have no recording", file.strangers)
-        mine = np.array([name in file.codes for name in store.databases])[store.database_of(np.arange(len(store)))]
-        without = np.flatnonzero(mine & np.array([not codes for codes in values])[numbers])
-        found += complain_about_names(f"recordings have no label in {file.name}", store.ids(without))
     return found
+
+
+def notes_about(store: ShardStore, file: LabelFile | None) -> list[str]:
+    """What is no mistake, but should be known. Recordings without a label are unlabelled, never left out for it."""
+    if not file:
+        return []
+    values, numbers = codes_of(store, file.codes)
+    mine = np.array([name in file.codes for name in store.databases])[store.database_of(np.arange(len(store)))]
+    without = np.flatnonzero(mine & np.array([not codes for codes in values])[numbers])
+    return complain_about_names(f"recordings have no label in {file.name} and are unlabelled", store.ids(without))
 
 
 def main(

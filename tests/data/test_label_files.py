@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_told_and_strict_refuses(tmp_path: Path, capsys: py
     assert "codes that match no class: ST_depresion 2;" in out
     assert "no recording is STT, Other, Normal" in out
     assert "2 rows of labels.csv have no recording: x1, x2" in out
-    assert "8 recordings have no label in labels.csv: own/own00092, own/own00093" in out
+    assert "note: 8 recordings have no label in labels.csv and are unlabelled: own/own00092, own/own00093" in out
     assert "100 recordings in the shards = " in out
     assert "2 no class of the scheme" in out
     with pytest.raises(UserError, match=r"ST_depresion 2.*no recording is STT.*\(--strict\)"):

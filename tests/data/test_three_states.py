@@ -88,6 +88,24 @@ def test_the_archive_of_the_issue(archive: Path, tmp_path: Path, capsys: pytest.
     assert len(relabelled.label_file_sha256) == 64
 
 
+def test_a_partly_labelled_archive_is_no_error_under_strict(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheme keeps recordings without a label, so they are as somebody meant them."""
+    settings, source = replace(PRESETS["cpu"], length=64), LabelSource("csv", file=str(archive / "labels.csv"))
+    recipe = Recipe("own", scheme=str(archive / "own.toml"), labels=source)
+    build(recipe, archive / "raw", tmp_path / "kept", settings, strict=True)
+    out = capsys.readouterr().out
+    assert "note: 50 recordings are not in the table of labels and are unlabelled: e005, e011" in out
+    assert "warning" not in out
+    split_shards(
+        str(archive / "bare"), "within", "own", ratio=0.5, to=tmp_path, labels=archive / "labels.csv", strict=True
+    )
+    assert "note: 150 recordings have no label in labels.csv and are unlabelled: own/e003" in capsys.readouterr().out
+    build(replace(recipe, unlabelled="drop"), archive / "raw", tmp_path / "dropped", settings)
+    assert "warning: 50 recordings are not in the table of labels: e005" in capsys.readouterr().out
+
+
 def test_what_has_a_label_is_labelled_by_default(archive: Path, tmp_path: Path) -> None:
     (path,) = split_shards(str(archive / "shards"), "within", "own", to=tmp_path)
     split = Split.load(path)
