@@ -126,7 +126,9 @@ def chosen(*patterns: str) -> list[str]:
     return sorted(found, key=lambda line: KINDS.index("train" if line in STARTS else kind(line)))
 
 
-HOSPITAL = chosen("my_hospital", "splits/labelled.json")
+HOSPITAL = chosen(
+    "my_hospital", "splits/labelled.json", r"--database ptbxl --shards data/shards --ratio 1$", r"within-ptbxl@1\.s20"
+)
 ORIGINALS = chosen(r"build chapman --raw data/raw --out data/shards$", "challenge-2021", "shards verify")
 SEARCH = chosen("choose", "--chosen")
 MODEL = [line for line in chosen("^ecgmatch (predict|export)") if line not in STARTS]
@@ -160,10 +162,13 @@ def test_my_own_folder_of_ecgs(tmp_path: Path, run: Callable[[str], str]) -> Non
         (tmp_path / f"{table}.csv").write_text("\n".join(["record,label", *rows]) + "\n")
     for part, keys in (("labelled", headers[:30]), ("val", headers[30:40]), ("test", headers[40:50])):
         (tmp_path / f"{part}.csv").write_text("\n".join(["record", *(header.stem for header in keys)]) + "\n")
+    make_databases(tmp_path / "data" / "raw", 120, databases=["ptbxl"])  # the public one, from which a start is made
+    run("ecgmatch shards build ptbxl --raw data/raw --out data/shards --preset cpu")
     told = [run(line) for line in HOSPITAL]
     assert any("test MAP" in text for text in told)
     assert (tmp_path / "runs" / "within-my_hospital@1.s20.ecgmatch" / "result.json").is_file()
     assert (tmp_path / "runs" / "labelled.ecgmatch" / "result.json").is_file()
+    assert (tmp_path / "runs" / "within-my_hospital@1.s20.ecgmatch.mine" / "result.json").is_file()
 
 
 @pytest.mark.slow
