@@ -23,10 +23,20 @@ def codes_without_class(codes: Mapping[str, int], scheme: LabelScheme) -> tuple[
     return found - ignored, ignored
 
 
-def complain_about_codes(stray: Counter[str]) -> list[str]:
+def complain_about_codes(codes: Mapping[str, int], scheme: LabelScheme, keep: bool) -> list[str]:
+    """Codes of no class, among space-joined codes with their numbers of recordings. `keep`: recordings without a class stay and
+    are certainly none of them."""
+    stray, _ = codes_without_class(codes, scheme)
     if not stray:
         return []
-    return [f"codes that match no class: {some_codes(stray)}; add them to `codes` of a class, or to `ignored`"]
+    found = f"codes that match no class: {some_codes(stray)}; add them to `codes` of a class, or to `ignored`"
+    nothing_else = [
+        joined for joined in codes if {*joined.split()} & {*stray} and not scheme.encode(joined.split()).any()
+    ]
+    if n := sum(codes[joined] for joined in nothing_else):
+        become = "count as having none of the classes" if keep else "are left out, being of no class"
+        found += f"; until then, {n:,} recordings {become}"
+    return [found]
 
 
 def some_codes(codes: Counter[str]) -> str:

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from ecgmatch_dist.data.assign import Protocol
 from ecgmatch_dist.data.label_check import (
-    codes_without_class,
     complain_about_classes,
     complain_about_codes,
     complain_about_names,
@@ -189,7 +188,7 @@ def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list
     counts: Counter[str] = Counter()
     for codes, n in zip(values, np.bincount(numbers, minlength=len(values)).tolist(), strict=True):
         counts[codes] += n  # two databases may have the same codes
-    found = complain_about_codes(codes_without_class(counts, rule)[0])
+    found = complain_about_codes(counts, rule, keep=not rule.drop_unlabelled)
     found += complain_about_classes(labels_of(store, scheme, file.codes if file else None), rule.short)
     if file:
         found += complain_about_names(f"rows of {file.name} have no recording", file.strangers)

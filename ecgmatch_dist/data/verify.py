@@ -19,7 +19,7 @@ from xxhash import xxh3_64_digest
 
 from ecgmatch_dist.data.card import render_card
 from ecgmatch_dist.data.index import Dataset, ShardEntry, file_sha256, manifest_chunks, read_dataset, read_table
-from ecgmatch_dist.data.label_check import codes_without_class, complain_about_classes, complain_about_codes
+from ecgmatch_dist.data.label_check import complain_about_classes, complain_about_codes
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.modes import compare_modes, table
 from ecgmatch_dist.data.shard import npy_header
@@ -77,7 +77,7 @@ def verify(folder: Path, cards: Path | None = None) -> Verification:
         )
     dataset = replace(dataset, classes=scheme.short, class_names=scheme.classes)
     problems += _check_labels(table, [" ".join(scheme.names(label)) for label in scheme.encode_all(codes)])
-    doubts = complain_about_codes(codes_without_class(table.counts("codes"), scheme)[0])
+    doubts = complain_about_codes(table.counts("codes"), scheme, keep=not scheme.drop_unlabelled)
     doubts += complain_about_classes(labels, scheme.short)
     if (folder / NAME).exists() and table.path is None:
         doubts.append(f"{NAME} is of another manifest.csv and is not used; make it again with `ecgmatch shards index`")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ecgmatch_dist.data.adopt.command import adopt
-from ecgmatch_dist.data.adopt.labels import fitting_scheme
+from ecgmatch_dist.data.adopt.labels import Class, fitting_scheme, near_misses
 from ecgmatch_dist.data.adopt.survey import is_signal_table
 from ecgmatch_dist.data.build import build
 from ecgmatch_dist.data.databases import load_recipe
@@ -123,6 +123,23 @@ def test_a_folder_without_labels_names_the_command_that_makes_some(
     assert "or label some with `ecgmatch label`" in out
     assert out.splitlines()[-1].strip() == "ecgmatch label --shards data/shards --scheme ecgmatch5 --to labels.csv"
     check_command(out.splitlines()[-1].strip())
+
+
+def test_rare_labels_and_typos_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["Vorhofflimmern"] * 10 + ["LVH"] * 10 + ["AF"] * 10 + ["Vorhofflimern", "LVHH", "AFL", "lvh", *"abcdefg"]
+    for i in range(len(rows)):
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i, n=100), codes="")
+    table = "\n".join(["record,dx", *(f"r{i},{word}" for i, word in enumerate(rows))])
+    (tmp_path / "raw" / "labels.csv").write_text(table)
+    adopt(tmp_path / "raw", tmp_path, "mine", look=2)
+    out = capsys.readouterr().out
+    assert "doubt       ignored, or typos of a class: LVHH 1: LVH?, Vorhofflimern 1: Vorhofflimmern?; correct" in out
+    assert "AFL 1, LVHH 1, Vorhofflimern 1, a 1, b 1, 5 more (the preview has all); a recording with no other" in out
+    page = (tmp_path / "mine_preview.html").read_text()
+    assert (
+        "<h2>10 ignored labels</h2>\n<p>AFL 1, LVHH 1, Vorhofflimern 1, a 1, b 1, c 1, d 1, e 1, f 1, g 1</p>" in page
+    )
+    assert near_misses(Counter({"164889004": 3}), [Class("164889003", "a", 10, only=False)]) == []
 
 
 def test_folders_without_recordings(tmp_path: Path) -> None:

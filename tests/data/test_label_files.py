@@ -148,6 +148,7 @@ def test_what_does_not_fit_is_told_and_strict_refuses(tmp_path: Path, capsys: py
     split_shards(str(tmp_path / "shards"), "within", "own", labels=file, to=tmp_path)
     out = capsys.readouterr().out
     assert "codes that match no class: ST_depresion 2;" in out
+    assert "or to `ignored`; until then, 2 recordings are left out, being of no class\n" in out
     assert "no recording is STT, Other, Normal" in out
     assert "2 rows of labels.csv have no recording: x1, x2" in out
     assert "note: 8 recordings have no label in labels.csv and are unlabelled: own/own00092, own/own00093" in out
@@ -156,6 +157,22 @@ def test_what_does_not_fit_is_told_and_strict_refuses(tmp_path: Path, capsys: py
     with pytest.raises(UserError, match=r"ST_depresion 2.*no recording is STT.*\(--strict\)"):
         split_shards(str(tmp_path / "shards"), "within", "own", labels=file, to=tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()
+
+
+def test_a_code_of_no_class_makes_negatives_where_these_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_shards(tmp_path / "shards", "own", 40, 4, per_shard=200)
+    (tmp_path / "own.toml").write_text(SCHEME.replace('name = "own"\n', 'name = "own"\nunlabelled = "keep"\n'))
+    rows = [f"own{i:05d},{('AF', 'RBBB', 'ST', 'AF|LVHH')[i % 4] if i else 'LVHH'}" for i in range(40)]
+    (tmp_path / "labels.csv").write_text("\n".join(["record,dx", *rows]))
+    scheme = str(tmp_path / "own.toml")
+    split_shards(
+        str(tmp_path / "shards"), "within", "own", labels=tmp_path / "labels.csv", scheme=scheme, to=tmp_path, ratio=1
+    )
+    out = capsys.readouterr().out
+    assert "codes that match no class: LVHH 11; add them" in out
+    assert "until then, 1 recordings count as having none of the classes\n" in out
 
 
 def test_a_corrected_file_gives_another_split_of_the_same_shards(tmp_path: Path) -> None:

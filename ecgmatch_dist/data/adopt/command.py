@@ -34,18 +34,18 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
     labels = find_labels(archive, odd)
     words = labels.words or Counter(code for one in found for code in one.codes)
     known = fitting_scheme(words)
-    classes, rare = ([], []) if known else classes_of(words)
+    classes, rare = ([], Counter[str]()) if known else classes_of(words)
     lines = [*counts(archive, found), *label_counts(labels, found, len(archive.names))]
     own = ", ".join(f"{c.name} {c.count:,}" for c in classes)
     lines.append(f"classes     {f'scheme {known}, which has most of these labels' if known else own}")
-    odd += doubts(archive, found, labels, classes)
+    odd += doubts(archive, found, labels, classes, rare)
 
     to.mkdir(parents=True, exist_ok=True)
     written = [recipe, preview]
     try:
-        write_text(preview, _preview(name, lines, odd, found))
+        write_text(preview, _preview(name, lines, odd, rare, found))
         if not known and classes:
-            write_text(scheme, scheme_text(f"{name}_classes", classes, rare))
+            write_text(scheme, scheme_text(f"{name}_classes", classes, sorted(rare)))
             written.insert(1, scheme)
         scheme_name = known or (scheme.name if classes else "ecgmatch5")
         write_text(recipe, recipe_text(name, archive, found, labels, scheme_name))
@@ -60,11 +60,12 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
     return recipe
 
 
-def _preview(name: str, lines: list[str], odd: list[str], found: list[Found]) -> str:
+def _preview(name: str, lines: list[str], odd: list[str], rare: Counter[str], found: list[Found]) -> str:
     without = [one for one in found if "units" in one.unsaid and not one.problem]
     unit = guess_unit(without) if without else "mV"
     rate = guess_rate(found) if any("rate" in one.unsaid and not one.problem for one in found) else 500
-    return page(name, lines, odd, [draw(one, rate, unit) for one in choose(found)])
+    ignored = [f"{label} {count:,}" for label, count in rare.most_common()]
+    return page(name, lines, odd, ignored, [draw(one, rate, unit) for one in choose(found)])
 
 
 def _tell_next(recipe: Path, folder: Path, to_label: str) -> None:

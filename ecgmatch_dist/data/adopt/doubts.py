@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ecgmatch_dist.data.adopt.labels import FEW, Class, Labels
+from ecgmatch_dist.data.adopt.labels import FEW, Class, Labels, near_misses
 from ecgmatch_dist.data.adopt.survey import Archive, Found
 from ecgmatch_dist.data.databases import safe_name
 from ecgmatch_dist.data.formats.leads import LEADS, PLAUSIBLE, places
 
+SHOWN = 5
+"""Labels, formats and the like in one line."""
 LONG = 15.0
 """Seconds; a longer recording is more than one ECG."""
 
@@ -50,7 +52,9 @@ def label_counts(labels: Labels, found: Sequence[Found], recordings: int) -> lis
     ]
 
 
-def doubts(archive: Archive, found: Sequence[Found], labels: Labels, classes: Sequence[Class]) -> list[str]:
+def doubts(
+    archive: Archive, found: Sequence[Found], labels: Labels, classes: Sequence[Class], rare: Counter[str]
+) -> list[str]:
     """What may be wrong, one sentence each."""
     good = [one for one in found if not one.problem]
     out = [f"{n:,} recording{'s' * (n > 1)} cannot be read: {what}" for what, n in _problems(found)]
@@ -71,7 +75,7 @@ def doubts(archive: Archive, found: Sequence[Found], labels: Labels, classes: Se
     if long := [one for one in good if "rate" not in one.unsaid and one.samples / one.rate > LONG]:
         most = max(one.samples / one.rate for one in long)
         out.append(f'{len(long):,} recordings last up to {most:.0f} s: segments = "all" uses all of each')
-    return out + _unsaid_doubts(good) + _label_doubts(archive, labels, classes, good)
+    return out + _unsaid_doubts(good) + _label_doubts(archive, labels, good) + _rare_doubts(classes, rare)
 
 
 def _unsaid_doubts(good: Sequence[Found]) -> list[str]:
@@ -92,7 +96,7 @@ def _unsaid_doubts(good: Sequence[Found]) -> list[str]:
     return out
 
 
-def _label_doubts(archive: Archive, labels: Labels, classes: Sequence[Class], good: Sequence[Found]) -> list[str]:
+def _label_doubts(archive: Archive, labels: Labels, good: Sequence[Found]) -> list[str]:
     out = []
     if labels.file:
         if labels.strangers:
@@ -110,10 +114,22 @@ def _label_doubts(archive: Archive, labels: Labels, classes: Sequence[Class], go
         )
     if labels.file and "patient" not in labels.others and not any(one.patient for one in good):
         out.append("no patients: two recordings of one patient may be in training and test")
-    chosen = {one.name for one in classes}
-    rare = Counter({word: n for word, n in labels.words.items() if word not in chosen})
-    if classes and rare:
-        out.append(f"too rare for a class (fewer than {FEW} recordings), so `ignored` in the scheme: {_list(rare)}")
+    return out
+
+
+def _rare_doubts(classes: Sequence[Class], rare: Counter[str]) -> list[str]:
+    if not rare:
+        return []
+    more = " (the preview has all)" if len(rare) > SHOWN else ""
+    out = [
+        f"too rare for a class (fewer than {FEW} recordings), so `ignored` in the scheme: {_list(rare)}{more}; a recording "
+        "with no other label counts as having none of the classes"
+    ]
+    if alike := near_misses(rare, classes):
+        rest = f" and {len(alike) - SHOWN} more" if len(alike) > SHOWN else ""
+        out.append(
+            f"ignored, or typos of a class: {', '.join(alike[:SHOWN])}{rest}; correct them, or move them to its `codes`"
+        )
     return out
 
 
@@ -141,5 +157,5 @@ def _leads(one: Found) -> str:
 
 def _list(counter: Counter[str]) -> str:
     ordered = sorted(counter.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = [f"{what} {count:,}" for what, count in ordered[:5]]
-    return ", ".join(shown) + (f", {len(counter) - 5} more" if len(counter) > 5 else "")
+    shown = [f"{what} {count:,}" for what, count in ordered[:SHOWN]]
+    return ", ".join(shown) + (f", {len(counter) - SHOWN} more" if len(counter) > SHOWN else "")

@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from ecgmatch_dist import resources
@@ -28,6 +30,8 @@ NORMAL = re.compile(
 )
 FEW = 10
 """Words of fewer recordings than this make no class."""
+ALIKE = 0.85
+"""Words that share so much are perhaps one word: LVH and LVHH, not AF and AFL."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Class:
     only: bool
 
 
-def classes_of(words: Counter[str]) -> tuple[list[Class], list[str]]:
+def classes_of(words: Counter[str]) -> tuple[list[Class], Counter[str]]:
     """One class per label that is frequent enough, and the labels that are not."""
     enough = [(word, count) for word, count in words.most_common() if count >= FEW] or words.most_common(2)
     used: set[str] = set()
@@ -154,7 +158,16 @@ def classes_of(words: Counter[str]) -> tuple[list[Class], list[str]]:
         only = NORMAL.fullmatch(word.strip()) is not None and not any(c.only for c in classes)
         classes.append(Class(word, short, count, only))
     chosen = {normal_form(word) for word, _ in enough}
-    return classes, sorted(word for word in words if normal_form(word) not in chosen)
+    return classes, Counter({word: n for word, n in sorted(words.items()) if normal_form(word) not in chosen})
+
+
+def near_misses(rare: Counter[str], classes: Sequence[Class]) -> list[str]:
+    """Rare labels that are spelt almost like a class, as `LVHH 1: LVH?`. Codes of digits are alike without being typos."""
+    names, found = {normal_form(one.name): one.name for one in classes}, []
+    for word, n in rare.most_common():
+        near = get_close_matches(normal_form(word), names, 1, ALIKE) if re.search(r"[^\W\d]", word) else []
+        found += [f"{word} {n:,}: {names[name]}?" for name in near]
+    return found
 
 
 def _short(word: str, used: set[str]) -> str:

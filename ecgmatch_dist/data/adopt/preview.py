@@ -49,7 +49,10 @@ def draw(one: Found, rate: float, unit: str) -> Picture:
     return Picture(one.ref.key, about, figure.to_svg())
 
 
-def page(name: str, lines: Sequence[str], doubts: Sequence[str], pictures: Sequence[Picture]) -> str:
+def page(
+    name: str, lines: Sequence[str], doubts: Sequence[str], ignored: Sequence[str], pictures: Sequence[Picture]
+) -> str:
+    """`ignored`: labels that are no class, with their counts."""
     loader = jinja2.PackageLoader("ecgmatch_dist.data.adopt", ".")
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("preview.html.jinja")
-    return template.render(name=name, lines=lines, doubts=doubts, pictures=pictures)
+    return template.render(name=name, lines=lines, doubts=doubts, ignored=ignored, pictures=pictures)
