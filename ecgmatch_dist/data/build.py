@@ -24,6 +24,7 @@ from ecgmatch_dist.data.label_check import (
     complain_about_classes,
     complain_about_codes,
     complain_about_names,
+    note_only,
     some_codes,
     tell,
 )
@@ -231,11 +232,13 @@ def check_labels(jobs: Sequence[ShardJob], table: Table) -> list[str]:
     return found
 
 
-def notes_about(jobs: Sequence[ShardJob]) -> list[str]:
-    """What is no mistake, but should be known: the recipe or the scheme keeps recordings without a label."""
-    if jobs[0].annotations is None or not jobs[0].keep_unlabelled:
-        return []
-    return complain_about_names("recordings are not in the table of labels and are unlabelled", unlisted(jobs))
+def notes_about(jobs: Sequence[ShardJob], table: Table) -> list[str]:
+    """What is no mistake, but should be known: what `only = true` does, and who is unlabelled because the recipe or the scheme
+    keeps recordings without a label."""
+    found = note_only(all_codes(table, read_rejects(jobs)), jobs[0].scheme)
+    if jobs[0].annotations is not None and jobs[0].keep_unlabelled:
+        found += complain_about_names("recordings are not in the table of labels and are unlabelled", unlisted(jobs))
+    return found
 
 
 def unlisted(jobs: Sequence[ShardJob]) -> list[str]:
@@ -284,7 +287,7 @@ def build_table(
         f"{count - kept:,} rejected (rejects.csv), {seconds:.1f} s"
     )
     print(summary(table, read_rejects(jobs), jobs[0].scheme))
-    tell(check_labels(jobs, table), strict, notes_about(jobs))
+    tell(check_labels(jobs, table), strict, notes_about(jobs, table))
     return table
 
 

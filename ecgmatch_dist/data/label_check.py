@@ -39,6 +39,18 @@ def complain_about_codes(codes: Mapping[str, int], scheme: LabelScheme, keep: bo
     return [found]
 
 
+def note_only(codes: Mapping[str, int], scheme: LabelScheme) -> list[str]:
+    """How many recordings have the class that must stand alone beside another label, so that it does not count."""
+    if scheme.normal is None:
+        return []
+    named = {joined: n for joined, n in codes.items() if scheme.says_normal(joined.split())}
+    beside = sum(n for joined, n in named.items() if not scheme.encode(joined.split())[scheme.normal])
+    name, total = scheme.short[scheme.normal], sum(named.values())
+    return (
+        [f"{name}: {beside:,} of {total:,} stand beside other labels and do not count (only = true)"] if beside else []
+    )
+
+
 def some_codes(codes: Counter[str]) -> str:
     """The most frequent ones with their numbers of recordings."""
     some = ", ".join(f"{code} {count:,}" for code, count in codes.most_common(SHOWN))

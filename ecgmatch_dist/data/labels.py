@@ -78,6 +78,10 @@ class LabelScheme:
         """Whether the scheme says that the code belongs to no class."""
         return any(fnmatchcase(normal_form(code), normal_form(pattern)) for pattern in self.ignored)
 
+    def says_normal(self, codes: Iterable[str]) -> bool:
+        """Whether a code is one of the class `normal`, which counts only if it stands alone."""
+        return self.normal is not None and any(self.normal in self._classes_of.get(normal_form(c), ()) for c in codes)
+
     def encode(self, codes: Sequence[str]) -> NDArray[np.uint8]:
         """The classes that the codes of one recording give: uint8 [C], 1 or 0."""
         label = np.zeros(len(self.classes), np.uint8)

@@ -23,6 +23,7 @@ from ecgmatch_dist.data.label_check import (
     complain_about_classes,
     complain_about_codes,
     complain_about_names,
+    note_only,
     tell,
 )
 from ecgmatch_dist.data.label_file import LabelFile, read_label_file, read_names
@@ -144,7 +145,7 @@ def split_shards(
     if not is_known.any():
         raise UserError(nobody_has_looked(store, shards, scheme, file))
     complaints += check_labels(store, scheme, file)
-    tell(complaints, strict, notes_about(store, file))
+    tell(complaints, strict, notes_about(store, scheme, file))
     if ratio is None:  # where some have no label, there is no reason to hide what there is
         ratio = RATIO[protocol] if is_known.all() and not unlabelled_databases else 1.0
     console = Console()
@@ -184,25 +185,35 @@ def nobody_has_looked(store: ShardStore, shards: str, scheme: str, file: LabelFi
 
 def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list[str]:
     """What a person should hear about the labels before a split is made from them."""
-    rule, (values, numbers) = load_scheme(scheme), codes_of(store, file.codes if file else None)
-    counts: Counter[str] = Counter()
-    for codes, n in zip(values, np.bincount(numbers, minlength=len(values)).tolist(), strict=True):
-        counts[codes] += n  # two databases may have the same codes
-    found = complain_about_codes(counts, rule, keep=not rule.drop_unlabelled)
+    rule = load_scheme(scheme)
+    found = complain_about_codes(count_codes(store, file), rule, keep=not rule.drop_unlabelled)
     found += complain_about_classes(labels_of(store, scheme, file.codes if file else None), rule.short)
     if file:
         found += complain_about_names(f"rows of {file.name} have no recording", file.strangers)
     return found
 
 
-def notes_about(store: ShardStore, file: LabelFile | None) -> list[str]:
-    """What is no mistake, but should be known. Recordings without a label are unlabelled, never left out for it."""
+def count_codes(store: ShardStore, file: LabelFile | None) -> Counter[str]:
+    """Space-joined codes -> recordings."""
+    values, numbers = codes_of(store, file.codes if file else None)
+    counts: Counter[str] = Counter()
+    for codes, n in zip(values, np.bincount(numbers, minlength=len(values)).tolist(), strict=True):
+        counts[codes] += n  # two databases may have the same codes
+    return counts
+
+
+def notes_about(store: ShardStore, scheme: str, file: LabelFile | None) -> list[str]:
+    """What is no mistake, but should be known: of the labels in the shards, the build has told it. Recordings without a label
+    are unlabelled, never left out for it."""
     if not file:
         return []
     values, numbers = codes_of(store, file.codes)
     mine = np.array([name in file.codes for name in store.databases])[store.database_of(np.arange(len(store)))]
     without = np.flatnonzero(mine & np.array([not codes for codes in values])[numbers])
-    return complain_about_names(f"recordings have no label in {file.name} and are unlabelled", store.ids(without))
+    found = note_only(count_codes(store, file), load_scheme(scheme))
+    return found + complain_about_names(
+        f"recordings have no label in {file.name} and are unlabelled", store.ids(without)
+    )
 
 
 def main(

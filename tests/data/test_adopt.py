@@ -16,6 +16,7 @@ from ecgmatch_dist.data.databases import load_recipe
 from ecgmatch_dist.data.index import read_manifest
 from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.preprocess import LEADS, PRESETS
+from ecgmatch_dist.data.splits import split_shards
 from ecgmatch_dist.errors import UserError
 from tests.support.archive import write_mixed
 from tests.support.commands import check_command
@@ -35,7 +36,7 @@ def test_a_mixed_folder_needs_three_looks_and_a_build(tmp_path: Path, capsys: py
         "labels      Befunde.xlsx: column `record` names 15 of 20 recordings, column `Befund` holds 3 different labels",
         "patients    column `Patient`",
         "doubt       5 recordings are in no row: they are unlabelled",
-        "next        look at the 3 lines marked EDIT",
+        "next        look at the 7 lines marked EDIT in",
     ):
         assert line in out, line
     recipe = load_recipe(str(path))
@@ -123,6 +124,30 @@ def test_a_folder_without_labels_names_the_command_that_makes_some(
     assert "or label some with `ecgmatch label`" in out
     assert out.splitlines()[-1].strip() == "ecgmatch label --shards data/shards --scheme ecgmatch5 --to labels.csv"
     check_command(out.splitlines()[-1].strip())
+
+
+def test_guesses_about_labels_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["Normal"] * 5 + ["Normal, AF"] * 5 + ["AF"] * 6 + [""] * 2
+    for i in range(len(words)):
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i), codes="")
+    rows = [f'r{i},"{word}",{50 + i}' for i, word in enumerate(words)]
+    (tmp_path / "raw" / "labels.csv").write_text("\n".join(["Nr,Befund,Alter", *rows]))
+    path = adopt(tmp_path / "raw", tmp_path, "mine", look=2)
+    text = path.read_text()
+    assert 'record = "Nr"   # EDIT: names recordings\ncodes = "Befund"   # EDIT: looks like labels\n' in text
+    assert 'age = "Alter"   # EDIT: by its name\n' in text
+    assert 'empty = "unknown"   # EDIT: 2 rows without a label, guessed: nobody has looked; "none": somebody' in text
+    scheme = (tmp_path / "mine_classes.toml").read_text()
+    assert (
+        "only = true   # EDIT: guessed from its name; beside another label it does not count; 10 recordings" in scheme
+    )
+    out = capsys.readouterr().out
+    assert f"look at the 5 lines marked EDIT in {path} and {tmp_path / 'mine_classes.toml'} and at the preview" in out
+    build(load_recipe(str(path)), tmp_path / "raw", tmp_path / "shards", PRESETS["cpu"])
+    told = "note: Normal: 5 of 10 stand beside other labels and do not count (only = true)"
+    assert told in capsys.readouterr().out
+    split_shards(str(tmp_path / "shards"), "within", "mine", labels=tmp_path / "raw" / "labels.csv", to=tmp_path)
+    assert told in capsys.readouterr().out
 
 
 def test_rare_labels_and_typos_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def adopt(folder: Path, to: Path, name: str, look: int) -> Path:
     for line in (*lines, *(f"doubt       {doubt}" for doubt in odd)):
         print(plain_line(line))
     print(plain_line(f"written     {', '.join(map(str, written))}"))
-    _tell_next(recipe, folder, "" if words else scheme_name)
+    _tell_next([path for path in written if path != preview], folder, "" if words else scheme_name)
     return recipe
 
 
@@ -68,15 +68,13 @@ def _preview(name: str, lines: list[str], odd: list[str], rare: Counter[str], fo
     return page(name, lines, odd, ignored, [draw(one, rate, unit) for one in choose(found)])
 
 
-def _tell_next(recipe: Path, folder: Path, to_label: str) -> None:
-    """`to_label`: where nothing has a label, the scheme to label by."""
-    edits = recipe.read_text(encoding="utf-8").count(f"# {EDIT}")
-    look = (
-        f"look at the {edits} lines marked {EDIT} in {recipe} and at the preview, then"
-        if edits
-        else "look at the preview, then"
-    )
-    build = shlex.join(["ecgmatch", "shards", "build", str(recipe), "--raw", str(folder)])
+def _tell_next(written: list[Path], folder: Path, to_label: str) -> None:
+    """`written`: the recipe, and the scheme if there is one. `to_label`: where nothing has a label, the scheme to label by."""
+    edits = {path: path.read_text(encoding="utf-8").count(f"   # {EDIT}") for path in written}
+    marked = " and ".join(str(path) for path, n in edits.items() if n)
+    lines_marked = f"the {sum(edits.values())} lines marked {EDIT} in {marked} and at " if marked else ""
+    look = f"look at {lines_marked}the preview, then"
+    build = shlex.join(["ecgmatch", "shards", "build", str(written[0]), "--raw", str(folder)])
     lines = [f"next        {look}", f"            {build} --out data/shards --preset cpu"]
     if to_label:  # a split needs some labels
         lines += [

@@ -104,7 +104,7 @@ def _columns(table: LabelTable, record: str, names: set[str]) -> Labels:
             cells = re.split(r"[,;|\t\r\n]+", row[codes]) if codes else []
             mine = [word.strip() for word in cells if word.strip().casefold() not in NOTHING]
             empty += not mine
-        words.update(set(mine))
+        words.update(list(dict.fromkeys(mine)))  # each once; equally frequent ones stay in the order of the table
     keys = [_key(cell) for cell in table.column(record)]
     strangers = tuple(cell for cell, key in zip(table.column(record), keys, strict=True) if key not in names)
     return Labels(table.file, record, codes, marks, others, frozenset(keys) & names, strangers, empty, words)

@@ -87,18 +87,23 @@ def _labels(archive: Archive, labels: Labels) -> list[str]:
     if not labels.file:
         return ['source = "header"']
     roles = {"record": labels.record, **({"codes": labels.codes} if labels.codes else {}), **labels.others}
+    why = {"record": "names recordings", "codes": "looks like labels"}
+    empty = 'empty = "unknown"   # '
+    if labels.empty:
+        empty += f"{EDIT}: {labels.empty:,} rows without a label, guessed: "
     return [
         'source = "csv"',
         f"file = {_text(labels.file.relative_to(archive.folder).as_posix())}",
-        *(f"{role} = {_text(column)}" for role, column in roles.items()),
-        'empty = "unknown"   # a row without a label: nobody has looked; "none": somebody has, and found nothing',
+        *(f"{role} = {_text(column)}   # {EDIT}: {why.get(role, 'by its name')}" for role, column in roles.items()),
+        empty + 'nobody has looked; "none": somebody has, and found nothing',
     ]
 
 
 def scheme_text(name: str, classes: Sequence[Class], rare: Sequence[str]) -> str:
     """The label scheme: one class per frequent label."""
     lines = [
-        "# Written by `ecgmatch adopt`: one class per label. Join classes by moving codes from one to another.",
+        f"# Written by `ecgmatch adopt`: one class per label. What is marked {EDIT} was guessed.",
+        "# Join classes by moving codes from one to another.",
         f"name = {_text(name)}",
         'unlabelled = "keep"   # a label of no class means certainly none of them; "drop" leaves the recording out',
         f"ignored = {_texts(rare)}   # too rare for a class of their own",
@@ -112,8 +117,8 @@ def scheme_text(name: str, classes: Sequence[Class], rare: Sequence[str]) -> str
             f"codes = {_texts([one.name])}",
         ]
         if one.only:
-            lines.append("only = true   # not beside another label")
-        lines[-1] += f"   # {one.count:,} recordings" if not one.only else f"; {one.count:,} recordings"
+            lines.append(f"only = true   # {EDIT}: guessed from its name; beside another label it does not count")
+        lines[-1] += f"; {one.count:,} recordings" if one.only else f"   # {one.count:,} recordings"
     return "\n".join(lines) + "\n"
 
 
