@@ -1,6 +1,7 @@
 """Before a run is built: do its shards fit its settings, what is labelled, and what is in its archive?"""
 
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from ecgmatch_dist.config import Config
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
-from ecgmatch_dist.data.split_file import Split
+from ecgmatch_dist.data.split_file import REMEDY, Split
 from ecgmatch_dist.data.split_summary import readiness
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
@@ -18,6 +19,22 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.start_weights import check_not_seen, check_public_trees, starting_weights
+
+SHOWN = 5
+"""Splits that an error names."""
+
+
+def load_split(name: str | Path) -> Split:
+    """The split that a run names. Where there is no such file, the error names those beside it, the most alike first."""
+    path = Path(name)
+    others = [] if path.exists() else sorted(file.name for file in path.parent.glob("*.json"))
+    if others:
+        some = get_close_matches(path.name, others, SHOWN, cutoff=0)
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        raise UserError(
+            f"{path}: not found; {path.parent} has {', '.join(some)}{more}: give one with --split, or {REMEDY}"
+        )
+    return Split.load(path)
 
 
 def open_store(config: Config, split: Split) -> ShardStore:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ecgmatch_dist.arguments import parse, pop_option
 from ecgmatch_dist.config import Config, fitted
-from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.devices import use_deterministic_algorithms
 from ecgmatch_dist.distributed.launcher import end_rank, start_ranks
@@ -33,7 +32,7 @@ from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.methods.views import Pass, Views
 from ecgmatch_dist.metrics import best_thresholds, compute_metrics
 from ecgmatch_dist.network.optim import gradient_norm, learning_rate, set_learning_rate, step_if_finite
-from ecgmatch_dist.readiness import check_before_training
+from ecgmatch_dist.readiness import check_before_training, load_split
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.logger import memory_gib
 from ecgmatch_dist.record.start_weights import check_same_everywhere, pinned
@@ -216,7 +215,7 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
 def train_run(config: Config, ranks: Ranks, signals: Signals, chain: Chain | None = None) -> RunFolder:
     """Train one run to its result, resuming what its folder holds. The runs that it starts from are trained first, as links of
     its chain."""
-    split = Split.load(config.split)
+    split = load_split(config.split)
     folder = RunFolder(config.runs / config.run_name(split.name))
     folder.check(config)
     # Rank 0 decides, because another node may not see the result yet. Before the starts: their folders may be deleted by now.

@@ -116,6 +116,18 @@ def test_shards_that_the_preset_is_not_meant_for_are_refused(data: Path, tmp_pat
     assert PRESETS["paper"]().fingerprint() == Config().fingerprint(), "a check decides no result"
 
 
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    config = replace(PRESETS["few_labels"](), split=tmp_path / "within-own@1.s21.json", runs=tmp_path / "runs")
+    with pytest.raises(UserError, match=r"s21\.json: not found; make it with `ecgmatch split`$"):
+        run(config)
+    for name in ("within-own@1.s20", "within-own@1.s19", "mix@1.s20", "mix@1.s19", "labelled", "other"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"has within-own@1\.s20\.json, within-own@1\.s19.* and 1 more: give one with --split"
+    ):
+        run(config)
+
+
 def test_the_check_before_training(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tiny(data, tmp_path))
     lines = capsys.readouterr().out.splitlines()
