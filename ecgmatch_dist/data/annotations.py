@@ -75,12 +75,16 @@ def _sex(text: str, values: dict[str, str]) -> str:
 
 
 def read_annotations(
-    recipe: Recipe, source: LabelSource, file: Path, stem: Callable[[str], str] = lambda cell: Path(cell).stem
+    recipe: Recipe,
+    source: LabelSource,
+    file: Path,
+    stem: Callable[[str], str] = lambda cell: Path(cell).stem,
+    find_columns: Callable[[LabelSource, LabelTable], LabelSource] = lambda source, _: source,
 ) -> dict[str, Annotation]:
     """Read the table of labels: name of a recording -> annotation. Rows of the same recording are joined. `stem` takes folder
-    and suffix from a cell."""
+    and suffix from a cell; `find_columns` fills in what `source` leaves open."""
     table = read_table(file)
-    return annotate(table, source, recipe.load_scheme(), lambda cell: recipe.key(stem(cell)))
+    return annotate(table, find_columns(source, table), recipe.load_scheme(), lambda cell: recipe.key(stem(cell)))
 
 
 def annotate(

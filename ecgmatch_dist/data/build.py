@@ -28,6 +28,8 @@ from ecgmatch_dist.data.label_check import (
     some_codes,
     tell,
 )
+from ecgmatch_dist.data.label_file import complete_missing
+from ecgmatch_dist.data.label_table import LabelTable
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.manifest import read_rejects as read_rejects_file
 from ecgmatch_dist.data.preprocess import Preprocess
@@ -50,13 +52,13 @@ def plan(
     """One job per shard of a database. Refuses a folder that was begun with other recordings or settings."""
     refs = find_records(recipe, raw)
     scheme = recipe.load_scheme()
-    annotations = _annotations(recipe, scheme, find_folder(recipe, raw), labels)
+    keys = {ref.key for ref in refs}
+    annotations = _annotations(recipe, scheme, find_folder(recipe, raw), labels, keys)
     if annotations is not None and not any(ref.key in annotations for ref in refs):
         raise UserError(
             f"the table of labels has none of the {len(refs)} recordings: it names {next(iter(annotations), 'nothing')}, "
             f"the recordings are named {refs[0].key}; see `rename` in shards/example_own.toml"
         )
-    keys = {ref.key for ref in refs}
     strangers = tuple(key for key in annotations or () if key not in keys)
     keep = recipe.unlabelled == "keep" or (not recipe.unlabelled and not scheme.drop_unlabelled)
     folder = out / recipe.database
@@ -93,16 +95,23 @@ def plan(
 
 
 def _annotations(
-    recipe: Recipe, scheme: LabelScheme, folder: Path, labels: Path | None
+    recipe: Recipe, scheme: LabelScheme, folder: Path, labels: Path | None, keys: set[str]
 ) -> dict[str, Annotation] | None:
-    """The table of labels: the given one, or the recipe's. None: the labels are in the headers."""
+    """The table of labels: the given one, or the recipe's. None: the labels are in the headers. `keys`: the recordings."""
+
+    def find(cell: str) -> str:
+        return key if (key := recipe.key(stem(cell))) in keys else ""
+
+    def find_columns(source: LabelSource, table: LabelTable) -> LabelSource:
+        return complete_missing(source, table, scheme, find)
+
     if labels is not None:
-        return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels, stem)
+        return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels, stem, find_columns)
     if recipe.labels.source == "header":
         return None
     if recipe.labels.statements:
         check_statements(scheme, folder / recipe.labels.statements)
-    return read_annotations(recipe, recipe.labels, folder / recipe.labels.file, stem)
+    return read_annotations(recipe, recipe.labels, folder / recipe.labels.file, stem, find_columns)
 
 
 def _digest(words: Sequence[str]) -> str:

@@ -85,6 +85,25 @@ def finder(ids: Iterable[str]) -> Callable[[str], str]:
     return find
 
 
+def complete_missing(
+    source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]
+) -> LabelSource:
+    """Fill in the columns that have the names of a recipe that says none, where the table has no column of that name."""
+    usual = LabelSource()
+
+    def left_open(own: str, name: str) -> str:
+        return "" if own == name and name not in table.columns else own
+
+    source = replace(
+        source,
+        record=left_open(source.record, usual.record),
+        codes=left_open(source.codes, usual.codes),
+        patient=left_open(source.patient, usual.patient),
+        fold=left_open(source.fold, usual.fold),
+    )
+    return complete(source, table, scheme, find)
+
+
 def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]) -> LabelSource:
     """Fill in the columns that `source` leaves open."""
     if not source.record:
@@ -93,7 +112,8 @@ def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: 
         if not best or not hits[best]:
             some = ", ".join(next(iter(table.rows), {"": "nothing"}).values())
             raise UserError(
-                f"{table.file}: no column names the recordings of these shards; its first row is {some:.60}"
+                f"{table.file}: no column names the recordings of these shards; its first row is {some:.60}; if one does, "
+                "name it in the recipe or in a .toml file (`record = ...`, and see `rename` in shards/example_own.toml)"
             )
         source = replace(source, record=best)
     lower = {column.casefold(): column for column in reversed(table.columns)}
@@ -119,7 +139,7 @@ def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: 
     if not best or not hits[best]:
         raise UserError(
             f"{table.file}: no column holds labels of the scheme {scheme.name}; there are {', '.join(table.columns)}; "
-            f"call it `dx`, or name it in a .toml file (`codes = ...`)"
+            f"call it `dx`, or name it in the recipe or in a .toml file (`codes = ...`)"
         )
     return replace(source, codes=best)
 

@@ -52,8 +52,8 @@ def read_recording(
     keep_unlisted: bool = False,
     signals: Signals = Signals(),
 ) -> Recording:
-    """Read one recording, with labels from `annotations`, or from its header if None. `keep_unlisted`: one that the table
-    lacks has no codes. Raises Rejected."""
+    """Read one recording, with labels from `annotations`, or from its header if None. What the table does not say of the
+    patient, the header says. `keep_unlisted`: one that the table lacks has no codes. Raises Rejected."""
     if not re.fullmatch(r"[\w-]+", ref.key, re.ASCII):
         raise Rejected(
             "name", f"`{ref.key}` has other characters than letters, digits, _ and - (see `rename` in the recipe)"
@@ -65,7 +65,7 @@ def read_recording(
     ):  # the public databases keep recordings whose leads are all flat
         flags += check_signal(signal)
     if annotations is None:
-        labels = Annotation(tracing.codes, tracing.patient, tracing.age, tracing.sex)
+        labels = Annotation(tracing.codes)
     elif ref.key in annotations:
         labels = annotations[ref.key]
     elif keep_unlisted:
@@ -73,5 +73,13 @@ def read_recording(
     else:
         raise Rejected("no label", "not in the table of labels")
     return Recording(
-        ref.key, signal, tracing.rate, labels.codes, labels.patient, labels.age, labels.sex, labels.fold, flags
+        ref.key,
+        signal,
+        tracing.rate,
+        labels.codes,
+        labels.patient or tracing.patient,
+        labels.age or tracing.age,
+        labels.sex or tracing.sex,
+        labels.fold,
+        flags,
     )

@@ -106,7 +106,7 @@ def main(
         rate: Sampling rate instead of the preset's.
         length: Samples instead of the preset's.
         shard_size: Recordings per shard, rejected ones included.
-        labels: CSV table with the columns record and dx, instead of the recipe's source of labels.
+        labels: Table of labels instead of the recipe's; its columns are called record and dx, or found by what they hold.
         strict: Stop at the first bad recording instead of noting it in rejects.csv.
         cluster: local: on this machine; slurm: in an array of jobs, which the command waits for.
         site: For slurm: site in slurm/ or the path of a .toml file; `parallel` is the number of jobs.

@@ -106,6 +106,34 @@ def test_a_partly_labelled_archive_is_no_error_under_strict(
     assert "warning: 50 recordings are not in the table of labels: e005" in capsys.readouterr().out
 
 
+def test_a_recipe_finds_the_columns_and_the_header_says_age_and_sex(tmp_path: Path) -> None:
+    for i in range(4):
+        write_record(tmp_path / "raw", f"e{i}", make_signal(i, n=100), codes="")
+    (tmp_path / "own.toml").write_text(SCHEME)
+    table = tmp_path / "raw" / "labels.csv"
+    recipe = Recipe(
+        "own",
+        scheme=str(tmp_path / "own.toml"),
+        unlabelled="keep",
+        labels=LabelSource("csv", file="labels.csv"),
+    )
+    settings = replace(PRESETS["cpu"], length=64)
+    table.write_text("Nr;Befund der Station;Patient_ID;age\ne0;AF;7;\ne1;RBBB;7;70\ne2;none;8;\n")
+    found = build(recipe, tmp_path / "raw", tmp_path / "shards", settings)
+    assert found["codes"].tolist() == ["AF", "RBBB", "none", ""]
+    assert found["patient"].tolist() == ["7", "7", "8", ""]
+    assert found["age"].tolist() == ["61", "70", "61", "61"]
+    assert set(found["sex"]) == {"Female"}
+    named = replace(recipe, database="named", labels=LabelSource("csv", file="labels.csv", record="Number"))
+    with pytest.raises(UserError, match=r"labels\.csv: no column `Number`; there are Nr, Befund"):
+        build(named, tmp_path / "raw", tmp_path / "shards", settings)
+    table.write_text("Nr;Befund\nx0;AF\n")
+    with pytest.raises(
+        UserError, match=r"no column names the recordings .* is x0, AF; if one does, name it in the recipe"
+    ):
+        build(replace(recipe, database="other"), tmp_path / "raw", tmp_path / "shards", settings)
+
+
 def test_what_has_a_label_is_labelled_by_default(archive: Path, tmp_path: Path) -> None:
     (path,) = split_shards(str(archive / "shards"), "within", "own", to=tmp_path)
     split = Split.load(path)
