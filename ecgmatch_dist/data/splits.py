@@ -34,6 +34,8 @@ from ecgmatch_dist.data.split_file import codes_of, labels_of
 from ecgmatch_dist.data.split_summary import show
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_line
+from ecgmatch_dist.terminal.next_step import preset_for
 
 RATIO = {
     "within": 0.05,
@@ -263,7 +265,7 @@ def main(
         strict: Treat codes of no class, empty classes and names without a recording as errors.
         to: Folder of the split files.
     """
-    split_shards(
+    paths = split_shards(
         shards,
         protocol,
         database,
@@ -282,3 +284,14 @@ def main(
         strict,
         validation_folds,
     )
+    first = databases_for(
+        protocol, shards, database, databases, test if protocol != "given" else "", unlabelled_database
+    )[0]
+    print(plain_line(f"next        {next_command(paths[0], shards, first)}"))
+
+
+def next_command(split: Path, shards: str, database: str) -> str:
+    """To train on the split, by the preset that is meant for the shards of this database."""
+    preset = "" if scheme_of(shards) else preset_for(Path(shards) / database)
+    option = ["--preset", preset] if preset else []
+    return shlex.join(["ecgmatch", "train", *option, "--split", str(split), "--shards", shards])

@@ -1,6 +1,7 @@
 """`ecgmatch shards build`: on this machine, or as a Slurm array whose tasks write some shards each."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,10 +13,11 @@ import tyro
 from rich.console import Console
 
 from ecgmatch_dist.data.build import build_table
-from ecgmatch_dist.data.databases import load_recipe
+from ecgmatch_dist.data.databases import Recipe, load_recipe
 from ecgmatch_dist.data.preprocess import PRESETS
 from ecgmatch_dist.data.shard import ShardJob, build_shard
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.launch import slurm
 from ecgmatch_dist.launch.site import Site, load_site
 from ecgmatch_dist.terminal.waiting import make_bar
@@ -122,4 +124,13 @@ def main(
         raw, out = raw.resolve(), out.resolve()
         on_cluster = on_slurm(load_site(site), out / "slurm" / recipe.database)
     workers = workers or len(os.sched_getaffinity(0))
-    build_table(recipe, raw, out, settings, workers, shard_size, labels, strict, on_cluster)
+    table = build_table(recipe, raw, out, settings, workers, shard_size, labels, strict, on_cluster)
+    print(plain_line(f"next        {next_command(recipe, out, any(table.values('codes')))}"))
+
+
+def next_command(recipe: Recipe, out: Path, labelled: bool) -> str:
+    """What comes after the build: a split, or labels if there are none."""
+    if labelled:
+        return shlex.join(["ecgmatch", "split", "within", "--database", recipe.database, "--shards", str(out)])
+    label = ["ecgmatch", "label", "--shards", str(out), "--databases", recipe.database, "--scheme", recipe.scheme]
+    return shlex.join([*label, "--to", "labels.csv"])

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ecgmatch_dist.data import splits
 from ecgmatch_dist.data.adopt.command import adopt
 from ecgmatch_dist.data.adopt.labels import Class, fitting_scheme, near_misses
 from ecgmatch_dist.data.adopt.survey import is_signal_table
@@ -18,6 +19,7 @@ from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.preprocess import LEADS, PRESETS
 from ecgmatch_dist.data.splits import split_shards
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.launch import build_shards
 from tests.support.archive import write_mixed
 from tests.support.commands import check_command
 from tests.support.recordings import make_signal, write_record
@@ -124,6 +126,27 @@ def test_a_folder_without_labels_names_the_command_that_makes_some(
     assert "or label some with `ecgmatch label`" in out
     assert out.splitlines()[-1].strip() == "ecgmatch label --shards data/shards --scheme ecgmatch5 --to labels.csv"
     check_command(out.splitlines()[-1].strip())
+
+
+def test_each_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(60):
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i, n=100), codes=("426783006", "164889003")[i % 2])
+        write_record(tmp_path / "bare", f"b{i}", make_signal(i, n=100), codes="")
+    told = []
+    for name in ("raw", "bare"):
+        recipe = adopt(tmp_path / name, tmp_path, name, look=100)
+        build_shards.main(str(recipe), raw=tmp_path / name, out=tmp_path / "my shards", workers=1, preset="few_labels")
+        told.append(capsys.readouterr().out.splitlines()[-1])
+    splits.main("within", shards=str(tmp_path / "my shards"), database="raw", to=tmp_path)
+    told.append(capsys.readouterr().out.splitlines()[-1])
+    shards = f"--shards '{tmp_path / 'my shards'}'"
+    assert told == [
+        f"next        ecgmatch split within --database raw {shards}",
+        f"next        ecgmatch label {shards} --databases bare --scheme ecgmatch5 --to labels.csv",
+        f"next        ecgmatch train --preset few_labels --split {tmp_path}/within-raw@0.05.s20.json {shards}",
+    ]
+    for line in told:
+        check_command(line.removeprefix("next        "))
 
 
 def test_guesses_about_labels_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

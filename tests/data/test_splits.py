@@ -23,6 +23,7 @@ from ecgmatch_dist.data.split_file import PARTS, Split, digest
 from ecgmatch_dist.data.splits import check_options, main, scheme_of_all
 from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
+from tests.support.commands import check_command
 from tests.support.shard_factory import make_shards, random_codes
 
 DATABASES = ("chapman", "g12ec", "ningbo")
@@ -241,6 +242,9 @@ def test_the_command(root: Path, tmp_path: Path, capsys: Any) -> None:
     out = capsys.readouterr().out
     assert "labelled" in out
     assert "Rhythm" in out
+    command = out.splitlines()[-1].removeprefix("next        ")
+    assert command == f"ecgmatch train --split {tmp_path}/within-chapman@0.05.s19.json --shards {root}", "of no preset"
+    check_command(command)
     main("mix", shards=str(root), databases=("chapman", "ningbo"), to=tmp_path)
     assert Split.load(tmp_path / "mix@0.01.s20.json").databases == ("chapman", "ningbo")
     main("cross", shards=str(root), test="g12ec", ratio=0.02, seed=3, random=True, to=tmp_path)
