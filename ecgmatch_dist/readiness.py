@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ecgmatch_dist.config import Config
+from ecgmatch_dist.config import PIN, Config
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
@@ -18,7 +18,9 @@ from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
 from ecgmatch_dist.record.folder import RunFolder
-from ecgmatch_dist.record.start_weights import check_not_seen, check_public_trees, starting_weights
+from ecgmatch_dist.record.hub import model_folder, weights_file
+from ecgmatch_dist.record.start_weights import FREE, check_not_seen, check_public_trees, starting_weights
+from ecgmatch_dist.record.weights import read_notes
 
 SHOWN = 5
 """Splits that an error names."""
@@ -63,11 +65,34 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
         )
     lines = readiness(split, split.all_labels(store), found)
     if config.weights:
-        starting_weights(config, store.preprocess, ())
+        check_weights(config, store)
         told = [check_not_seen(config, split), check_public_trees(config) if config.method.asks_trees else ""]
         lines += [f"warning: {text}" for text in told if text]
     for line in lines if main else ():
         print(line, flush=True)
+
+
+def check_weights(config: Config, store: ShardStore) -> None:
+    """Refuse weights to begin with that do not fit. All that differs in network and preprocessing is told at once: each start
+    takes a while."""
+    path = weights_file(model_folder(config.weights.partition(PIN)[0])[0])[0]
+    if path.is_file():
+        notes = read_notes(path)
+        own, theirs = asdict(config.model), asdict(notes.model)
+        different = sorted(key for key in theirs.keys() - FREE if own[key] != theirs[key])
+        wrong = []
+        if notes.preprocess != store.preprocess:
+            builds = [f" (`shards build --preset {name}`)" for name, made in BUILDS.items() if made == notes.preprocess]
+            needs, have = (f"{p.rate} Hz, 12 x {p.length}" for p in (notes.preprocess, store.preprocess))
+            wrong = [
+                f"it reads signals of another preprocessing ({needs}) than the shards have ({have}): build shards as it needs "
+                f"them{''.join(builds[:1])}"
+            ]
+        if wrong or len(different) > 1:
+            options = " ".join(f"--model.{key.replace('_', '-')} {theirs[key]}" for key in different)
+            wrong += [f"its network is another: give {options}"] if options else []
+            raise UserError(f"{path}: the model does not fit this run; {'; '.join(wrong)}; or begin with another model")
+    starting_weights(config, store.preprocess, ())
 
 
 def open_archive(config: Config, split: Split, store: ShardStore, folder: RunFolder, ranks: Ranks) -> Archive:

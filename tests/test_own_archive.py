@@ -116,6 +116,21 @@ def test_shards_that_the_preset_is_not_meant_for_are_refused(data: Path, tmp_pat
     assert PRESETS["paper"]().fingerprint() == Config().fingerprint(), "a check decides no result"
 
 
+def test_all_that_keeps_weights_from_a_run_is_told_at_once(data: Path, tmp_path: Path) -> None:
+    config = replace(tiny(data, tmp_path), weights="chapman_ptbxl")  # another network, and shards of another length
+    network = r"its network is another: give --model\.backbone resnet1d --model\.first-width 32 .*; or begin with another model"
+    signals = (
+        r"another preprocessing \(100 Hz, 12 x 1024\) than the shards have \(100 Hz, 12 x 128\): build shards as it needs "
+        r"them \(`shards build --preset cpu`\); "
+    )
+    with pytest.raises(UserError, match=signals + network):
+        run(config)
+    make_shards(tmp_path / "shards", "chapman", 60, 1024, random_codes(60), per_shard=60)
+    make_split(ShardStore(tmp_path / "shards", ["chapman"]), "within", 0.2, 20, "ecgmatch5").save(tmp_path / "a.json")
+    with pytest.raises(UserError, match=r"the model does not fit this run; " + network):
+        run(replace(config, split=tmp_path / "a.json", shards=str(tmp_path / "shards")))
+
+
 def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     config = replace(PRESETS["few_labels"](), split=tmp_path / "within-own@1.s21.json", runs=tmp_path / "runs")
     with pytest.raises(UserError, match=r"s21\.json: not found; make it with `ecgmatch split`$"):
