@@ -179,10 +179,7 @@ def nobody_has_looked(store: ShardStore, shards: str, scheme: str, file: LabelFi
     """That there is not one label, and the command that makes some."""
     command = ["ecgmatch", "label", "--shards", shards, "--scheme", scheme, "--databases", *store.databases]
     where = f" in {file.name}" if file else ""
-    return (
-        f"0 of {len(store):,} recordings have a label{where}; label some: {shlex.join([*command, '--to', 'labels.csv'])}, "
-        "or give a table of labels with --labels"
-    )
+    return f"0 of {len(store):,} recordings have a label{where}; label some: {shlex.join([*command, '--to', 'labels.csv'])}"
 
 
 def check_labels(store: ShardStore, scheme: str, file: LabelFile | None) -> list[str]:

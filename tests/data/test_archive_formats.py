@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import edfio
 import pandas as pd
 import pytest
 
@@ -108,3 +109,19 @@ def test_a_label_file_names_recordings_not_segments(long: Path) -> None:
     split = Split.load(path)
     assert {split.codes["own"][f"r27-seg{i}"] for i in (1, 2, 3, 4)} == {CODES[(27 + 9) % 3]}
     assert sum(map(len, split.parts.values())) == len(read_manifest(long / "shards/own"))
+
+
+def test_the_files_patient_counts_where_the_table_names_none(tmp_path: Path) -> None:
+    """Or two recordings of one patient could be in training and test."""
+    (tmp_path / "raw").mkdir()
+    for name in ("e1", "e2", "e3"):
+        x = make_signal(1, n=1000)
+        signals = [
+            edfio.EdfSignal(row, 100, label=lead, physical_dimension="mV") for row, lead in zip(x, LEADS, strict=True)
+        ]
+        edfio.Edf(signals, patient=edfio.Patient(code="P-7")).write(tmp_path / "raw" / f"{name}.edf")
+    (tmp_path / "raw" / "labels.csv").write_text("record,dx,patient\ne1,164889003,\ne2,164889003,P-8\n")
+    labels = LabelSource(source="csv", file="labels.csv")
+    own = Recipe("own", files=("*.edf",), unlabelled="keep", labels=labels)
+    manifest = build(own, tmp_path / "raw", tmp_path / "shards", PRESETS["cpu"])
+    assert manifest["patient"].tolist() == ["P-7", "P-8", "P-7"]
