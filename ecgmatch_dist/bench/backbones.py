@@ -43,6 +43,7 @@ class Cost:
 def main(
     width: int = 64,
     first_width: int = 0,
+    depth: int = 5,
     length: int = 1024,
     batch: int = 64,
     repeats: int = 7,
@@ -53,6 +54,7 @@ def main(
     Args:
         width: Channels of the networks, as model.width.
         first_width: As model.first_width; not for the paper's network.
+        depth: Residual blocks of each, as model.depth.
         length: Samples per signal.
         batch: Recordings that go through a network at once.
         repeats: Turns per network; the median counts.
@@ -62,7 +64,11 @@ def main(
         raise UserError(f"--batch {batch} --repeats {repeats} --length {length}: at least 2, 1 and 1")
     settings = {
         name: Model(
-            width, heads=8 if width % 8 == 0 else 1, backbone=name, first_width=first_width if name != PAPER else 0
+            width,
+            heads=8 if width % 8 == 0 else 1,
+            backbone=name,
+            depth=depth,
+            first_width=first_width if name != PAPER else 0,
         )
         for name in backbones()
     }

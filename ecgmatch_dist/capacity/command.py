@@ -160,6 +160,7 @@ def main(
     gpu: Literal["h100", "a100", "l40s", "v100"] = "h100",
     backbone: str = "attention_cnn",
     first_width: int = 0,
+    depth: int = 5,
     shard_group: int | None = None,
     out: Path | None = None,
 ) -> None:
@@ -177,6 +178,7 @@ def main(
         gpu: Type of GPU.
         backbone: The network, as model.backbone.
         first_width: Channels of its first block, as model.first_width.
+        depth: Residual blocks, as model.depth.
         shard_group: Ranks that share a copy of the bank; default: the recommended number.
         out: File for the plot, .svg or .png.
     """
@@ -188,7 +190,18 @@ def main(
     if out is not None and out.suffix not in (".svg", ".png"):
         raise UserError(f"--out {out}: give a name that ends in .svg or .png")
     c = Cluster(
-        gpus, gpus_per_node, int(bank), batch, width, length, classes, neighbours, GPUS[gpu], backbone, first_width
+        gpus,
+        gpus_per_node,
+        int(bank),
+        batch,
+        width,
+        length,
+        classes,
+        neighbours,
+        GPUS[gpu],
+        backbone,
+        first_width,
+        depth,
     )
     if shard_group is not None and (shard_group < 1 or gpus % shard_group):
         raise UserError(f"--shard-group {shard_group}: must divide the {gpus} GPUs, for instance {shard_groups(c)}")

@@ -67,12 +67,13 @@ class Cluster:
     gpu: GPU
     backbone: str = "attention_cnn"
     first_width: int = 0
+    depth: int = 5
 
     @property
     def network(self) -> "NetworkCost":
         """The network, counted."""
         heads = 8 if self.width % 8 == 0 else 1
-        model = config.Model(self.width, heads, backbone=self.backbone, first_width=self.first_width)
+        model = config.Model(self.width, heads, backbone=self.backbone, first_width=self.first_width, depth=self.depth)
         return network_cost(model, self.length, self.classes, self.half)
 
     @property

@@ -24,6 +24,14 @@ def test_every_network_beside_the_papers(tmp_path: Path, capsys: pytest.CaptureF
     assert all(name in told for name in known())
 
 
+def test_networks_of_another_depth(tmp_path: Path) -> None:
+    backbones.main(width=8, length=128, batch=2, repeats=1, depth=3, json=tmp_path / "costs.json")
+    costs = {cost["backbone"]: cost["parameters"] for cost in json.loads((tmp_path / "costs.json").read_text())}
+    for name, parameters in costs.items():
+        network = build_model(5, Model(8, 8, backbone=name, depth=3), seed=0)
+        assert parameters == sum(p.numel() for p in network.parameters())
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UserError, match="--batch 1 --repeats 7 --length 1024: at least 2, 1 and 1"):
         backbones.main(batch=1)

@@ -196,3 +196,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         with pytest.raises(UserError, match=message):
             main(**{"gpus": 8, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_network_of_a_run_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, width and depth are the settings of `model`."""
+    main(gpus=1, width=32, length=256, backbone="resnet1d", first_width=8, depth=3)
+    network = build_model(5, Model(32, backbone="resnet1d", first_width=8, depth=3), seed=0)
+    assert f"resnet1d: {sum(p.numel() for p in network.parameters()):,} parameters" in capsys.readouterr().out
