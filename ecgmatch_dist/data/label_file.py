@@ -88,8 +88,10 @@ def finder(ids: Iterable[str]) -> Callable[[str], str]:
 def complete_missing(
     source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]
 ) -> LabelSource:
-    """Fill in the columns that have the names of a recipe that says none, where the table has no column of that name."""
+    """Fill in the columns that have the names of a recipe that says none, where the table has no column of that name. One
+    column per class holds the labels, whatever else a column with a name like `diagnosis` says."""
     usual = LabelSource()
+    one_hot = class_columns(table, source, scheme)
 
     def left_open(own: str, name: str) -> str:
         return "" if own == name and name not in table.columns else own
@@ -97,7 +99,7 @@ def complete_missing(
     source = replace(
         source,
         record=left_open(source.record, usual.record),
-        codes=left_open(source.codes, usual.codes),
+        codes=source.codes if one_hot else left_open(source.codes, usual.codes),
         patient=left_open(source.patient, usual.patient),
         fold=left_open(source.fold, usual.fold),
     )

@@ -134,6 +134,18 @@ def test_a_recipe_finds_the_columns_and_the_header_says_age_and_sex(tmp_path: Pa
         build(replace(recipe, database="other"), tmp_path / "raw", tmp_path / "shards", settings)
 
 
+def test_one_column_per_class_is_not_hidden_by_a_text_beside_it(tmp_path: Path) -> None:
+    """Of a recipe that names no column of codes."""
+    for i in range(3):
+        write_record(tmp_path / "raw", f"e{i}", make_signal(i, n=100), codes="")
+    (tmp_path / "raw" / "labels.csv").write_text(
+        "record,diagnosis,CD,Rhythm\ne0,seen by A,1,0\ne1,other,0,1\ne2,,1,1\n"
+    )
+    recipe = Recipe("own", unlabelled="keep", labels=LabelSource("csv", file="labels.csv"))
+    found = build(recipe, tmp_path / "raw", tmp_path / "shards", replace(PRESETS["cpu"], length=64))
+    assert found["labels"].tolist() == ["CD", "Rhythm", "CD Rhythm"]
+
+
 def test_what_has_a_label_is_labelled_by_default(archive: Path, tmp_path: Path) -> None:
     (path,) = split_shards(str(archive / "shards"), "within", "own", to=tmp_path)
     split = Split.load(path)
