@@ -59,9 +59,8 @@ def make_split(
     is_known, order, places = known(y), store.order(), Places(len(store))
     if rule.drop_unlabelled:
         places.leave_out(np.flatnonzero((y == 0).all(1)), NO_CLASS)
-    rows = set_aside(
-        places, store, order, is_known, test_database if protocol == "cross" else None, unlabelled_databases
-    )
+    apart = test_database if protocol == "cross" else None
+    rows = set_aside(places, store, order, is_known, apart, unlabelled_databases)
 
     # draw units: patients, or recordings without one
     unit = units_of(store, rows, labels.patients if labels else None)
@@ -88,8 +87,9 @@ def make_split(
         name = split_name(protocol, own, test_database, ratio, seed + fold, stratified, unlabelled_databases, folds)
     needs_labels = labels or protocol == "given" or unlabelled_databases or scheme.endswith(".toml")
     how = Drawn(name, protocol, test_database, ratio, seed + fold, scheme, stratified, labels)
-    own_databases = np.array([one not in unlabelled_databases for one in store.databases])
-    check_filled(places, how, is_known & own_databases[store.database_of(np.arange(len(store)))])
+    own_databases = np.array([one not in (*unlabelled_databases, apart) for one in store.databases])
+    own_known = is_known & own_databases[store.database_of(np.arange(len(store)))]
+    check_filled(places, how, own_known, int(has_known(unit, is_known[rows]).sum()))
     return describe(how, store, order, places, y, bool(needs_labels))
 
 
@@ -234,18 +234,20 @@ def masks_of(store: ShardStore, listed: Mapping[str, Ints], rows: Ints, is_known
     return masks
 
 
-def check_filled(places: "Places", how: Drawn, is_known: Mask) -> None:
-    """Refuse an empty part, and say why it is empty. `is_known` [N]: which recordings have a label that may be drawn. At
-    ratio 1, nothing is unlabelled where all have one."""
+def check_filled(places: "Places", how: Drawn, is_known: Mask, units: int) -> None:
+    """Refuse an empty part, and say why it is empty. `is_known` [N]: which recordings have a label that may be drawn; `units`:
+    of how many patients they are. At ratio 1, nothing is unlabelled where all have one."""
     sizes = {name: int((places.part == i).sum()) for i, name in enumerate(PARTS)}
     empty = next((name for name, n in sizes.items() if not n and (name, how.ratio) != ("unlabelled", 1)), "")
     if not empty:
         return
     total, labelled = len(is_known), int(is_known.sum())
-    left = (places.part >= 0) & ((places.part != assign.TEST) | (how.protocol != "cross"))
-    usable = int((is_known & left).sum())
+    usable = int((is_known & (places.part >= 0)).sum())
+    of = f" (they are of {units:,} patient{'s' * (units != 1)})" if units < usable else ""
     if empty == "test" and how.protocol == "cross":
         why = f"no recording of {how.test_database} has a label"
+    elif how.protocol == "cross" and not labelled:
+        why = f"no recording has a label but those of {how.test_database}, the database to test on"
     elif labelled and not usable:
         why = f"{labelled:,} recordings have a label, none of them a class of {how.scheme}; give another --scheme"
     elif empty in ("validation", "test") and how.protocol == "folds":
@@ -253,12 +255,12 @@ def check_filled(places: "Places", how: Drawn, is_known: Mask) -> None:
             f"no recording of fold {assign.VALIDATION_FOLD if empty == 'validation' else assign.TEST_FOLD} has a label"
         )
     elif empty in ("labelled", "unlabelled") and how.protocol != "given" and how.ratio < 1:
-        why = f"{usable:,} recordings with a label are too few at ratio {how.ratio:g}"
+        why = f"{usable:,} recordings with a label{of} are too few at ratio {how.ratio:g}"
     elif how.protocol == "given":
         listed = sum(n for name, n in sizes.items() if name != "unlabelled")
         why = f"the lists name {listed:,} recordings with a label: too few to share among {SHARED}"
     else:
-        why = f"{usable:,} of {total:,} recordings have a label: too few to share among {SHARED}"
+        why = f"{usable:,} of {total:,} recordings have a label{of}: too few to share among {SHARED}"
     raise UserError(f"the {empty} part is empty: {why}")
 
 

@@ -162,6 +162,17 @@ def test_too_few_labels_are_counted(shards: Path, tmp_path: Path) -> None:
         split_shards(str(shards), "within", "bare", labels=table, to=tmp_path)
 
 
+def test_labels_of_one_patient_alone_or_of_the_test_database_alone(tmp_path: Path) -> None:
+    """Files without names may have the same patient, such as ANON, in all headers."""
+    make_shards(tmp_path, "same", 60, 4, random_codes(60), patients=["ANON"] * 60)
+    make_shards(tmp_path, "bare", 60, 4, [""] * 60)
+    few = "too few to share among labelled, validation and test parts"
+    with pytest.raises(UserError, match=rf"60 of 60 recordings have a label \(they are of 1 patient\): {few}"):
+        split_shards(str(tmp_path), "within", "same", ratio=1, to=tmp_path)
+    with pytest.raises(UserError, match=r"no recording has a label but those of same, the database to test on"):
+        split_shards(str(tmp_path), "cross", test="same", to=tmp_path)
+
+
 def test_twenty_labels_take_turns_to_validate(tmp_path: Path) -> None:
     """Five splits: one test part, and each of the other labelled recordings validates once."""
     codes = [*random_codes(20), *[""] * 60]
