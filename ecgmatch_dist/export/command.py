@@ -119,6 +119,7 @@ def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> No
     notes = asdict(model.notes) | {"name": model.name, "names": names}
     # Whoever begins with the weights must know what they have seen, also before this model.
     notes |= {"databases": list(ancestors.trained_on(model.folder))}
+    notes |= {ancestors.ARCHIVE: True} if ancestors.from_archive(model.folder) else {}
     notes |= {ancestors.KEY: ancestors.to_file(ancestors.ancestors(model.folder))}
     write_json(to / "config.json", notes | {"calibration": to_file(model.calibration), "onnx": graph})
     write_text(to / "README.md", card(model, graph))

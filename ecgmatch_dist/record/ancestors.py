@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecgmatch_dist.config import PIN, WITH_TREES
+from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.plain import plain_line
@@ -22,6 +23,8 @@ from ecgmatch_dist.record.hub import INCLUDED, LICENCES, model_folder, weights_f
 DIGITS = 16  # of the SHA-256
 KEY = "begun_with"
 """In config.json of an exported model: the models before it, the nearest first."""
+ARCHIVE = "archive"
+"""In config.json of an exported model, and of each one before it: `from_archive`; where it is missing, it has not."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Ancestor:
     """What it has learnt from; empty: cannot be told."""
     folder: Path | None = None
     """Where it is; None: gone, or known by what an exported model says."""
+    archive: bool = False
+    """Whether it has also learnt from recordings of `data.archive`, whose databases nobody knows."""
 
 
 def ancestors(folder: Path) -> list[Ancestor]:
@@ -60,7 +65,10 @@ def ancestors(folder: Path) -> list[Ancestor]:
 
 def to_file(models: Sequence[Ancestor]) -> list[dict[str, Any]]:
     """For config.json of an exported model."""
-    return [{"name": model.name, "databases": list(model.databases)} for model in models]
+    return [
+        {"name": model.name, "databases": list(model.databases)} | ({ARCHIVE: True} if model.archive else {})
+        for model in models
+    ]
 
 
 def attribution(models: Sequence[Ancestor]) -> str:
@@ -85,6 +93,16 @@ def trained_on(folder: Path) -> tuple[str, ...]:
     return _names((_settings(folder) or {}).get("databases"))
 
 
+def from_archive(folder: Path) -> bool:
+    """Whether a model has also learnt from recordings of `data.archive`. A supervised run reads none of them, but its start may
+    have."""
+    settings = _settings(folder) or {}
+    data = settings.get("data")
+    named = isinstance(data, dict) and bool(data.get("archive"))
+    read = (folder / archive.NAME).is_file() or settings.get("selfsupervised", "none") != "none"
+    return settings.get(ARCHIVE) is True or (named and read)
+
+
 def parted(weights: str) -> tuple[str, str]:
     """Name and checksum of `Config.weights`; without one, an empty text."""
     checksum = f"[0-9a-f]{{{DIGITS}}}"
@@ -107,7 +125,7 @@ def _find(name: str, checksum: str, beside: Path) -> Ancestor:
                 continue  # another model has this name now
         except (UserError, OSError):
             continue
-        return Ancestor(plain_line(called), _trained_on(folder), folder)
+        return Ancestor(plain_line(called), _trained_on(folder), folder, from_archive(folder))
     return Ancestor(plain_line(last))
 
 
@@ -138,7 +156,12 @@ def _listed(value: object) -> list[Ancestor]:
     """The models that an exported one lists. An older version did not list them, a strange file lists something else."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         return [Ancestor("")]
-    return [Ancestor(plain_line(str(entry.get("name", ""))), _names(entry.get("databases"))) for entry in value]
+    return [
+        Ancestor(
+            plain_line(str(entry.get("name", ""))), _names(entry.get("databases")), archive=entry.get(ARCHIVE) is True
+        )
+        for entry in value
+    ]
 
 
 def _names(value: object) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.measurements.trees import PublicTrees
 from ecgmatch_dist.network.model import build_model
-from ecgmatch_dist.record.ancestors import DIGITS, Ancestor, ancestors, file_checksum, parted, trained_on
+from ecgmatch_dist.record.ancestors import DIGITS, Ancestor, ancestors, file_checksum, from_archive, parted, trained_on
 from ecgmatch_dist.record.hub import model_folder, weights_file, why_no_weights
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
@@ -115,12 +115,14 @@ def check_not_seen(config: Config, split: Split) -> str:
     name = parted(config.weights)[0]
     folder = model_folder(name)[0]
     told = []
-    for model in (Ancestor(name, trained_on(folder), folder), *ancestors(folder)):
+    for model in (Ancestor(name, trained_on(folder), folder, from_archive(folder)), *ancestors(folder)):
         who = name if model.name == name else f"{name} began with {model.name}, which"
         if not model.name:
             told.append(f"whether {name} began with another model cannot be told")
-        elif clause := _may_have_seen(model, split, who):
-            told.append(f"{who} {clause}")
+            continue
+        unlisted = "has also learnt from an archive (`data.archive`), and nobody knows of which databases"
+        clauses = [_may_have_seen(model, split, who), unlisted if model.archive else ""]
+        told += [f"{who} {clause}" for clause in clauses if clause]
     if not told:
         return ""
     return plain_line(f"{'; '.join(told)}: if it has seen test recordings of this split, their scores are too good")

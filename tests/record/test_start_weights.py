@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ecgmatch_dist.arguments import parse
-from ecgmatch_dist.config import Config, Model
+from ecgmatch_dist.config import Config, Data, Model
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
@@ -329,6 +329,31 @@ def test_a_run_before_the_weights_is_compared_recording_by_recording(data: Path,
         UserError, match=rf"began with {first.name}, which was trained or chosen with \d+ of the \d+ test"
     ):
         check_not_seen(tiny(data, tmp_path, weights=str(second)), other)
+
+
+def test_a_model_that_has_read_an_archive_is_told(data: Path, tmp_path: Path) -> None:
+    """Its tars may hold any recordings, here all of chapman: the databases of the split do not say so."""
+    codes = random_codes(60)
+    make_shards(tmp_path / "own", "my_hospital", 60, 128, codes, signals=learnable(codes, 128))
+    make_split(ShardStore(tmp_path / "own", ["my_hospital"]), "within", 0.5, 5, "ecgmatch5").save(tmp_path / "own.json")
+    tars = Data(reader="webdataset", archive=f"{data}/shards/chapman/chapman-{{000000..000003}}.tar")
+    config = tiny(data, tmp_path / "runs", split=tmp_path / "own.json", shards=str(tmp_path / "own"))
+    model = run(replace(config, data=tars))
+    export.main(model, to=tmp_path / "given", onnx=False)
+    later = run(replace(config, runs=tmp_path / "later", method=SupervisedSettings(), weights=str(tmp_path / "given")))
+    export.main(later, to=tmp_path / "passed on", onnx=False)
+    split = Split.load(data / "split.json")
+
+    def told(start: Path) -> str:
+        return check_not_seen(tiny(data, tmp_path, weights=str(start)), split)
+
+    for start in (model, tmp_path / "given"):
+        assert told(start).startswith(f"{start} has also learnt from an archive (`data.archive`), and nobody knows")
+    for start in (later, tmp_path / "passed on"):
+        assert told(start).startswith(f"{start} began with given, which has also learnt from an archive")
+    assert told(tmp_path / "runs" / f"{stem(model)}.supervised") == ""  # the archive is in its settings, but not read
+    edit(tmp_path / "runs" / f"{stem(model)}.supervised", selfsupervised="contrastive")
+    assert "has also learnt from an archive" in told(tmp_path / "runs" / f"{stem(model)}.supervised")
 
 
 def test_what_cannot_be_found_any_more_is_told(data: Path, tmp_path: Path, hospital: Path) -> None:
