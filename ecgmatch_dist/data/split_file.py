@@ -129,6 +129,11 @@ class Split:
             if found != self.counts.get(part, {}).get("recordings"):
                 raise UserError(f"{path}: {found:,} recordings are {part}, but its counts say another number; {REMEDY}")
 
+    @property
+    def learnt_from(self) -> tuple[str, ...]:
+        """The databases, but for the one of cross, which is for the test alone."""
+        return tuple(name for name in self.databases if name != self.test_database)
+
     def size(self, part: str) -> int:
         """Recordings of a part."""
         return len(self.parts[part]) if self.parts else self.counts[part]["recordings"]

@@ -89,7 +89,7 @@ def trained_on(folder: Path) -> tuple[str, ...]:
     """Databases that a model has learnt from, as its folder says: the split of a run, config.json of an exported model. Empty:
     unknown."""
     if (folder / "split.json").is_file():
-        return Split.load(folder / "split.json").databases
+        return Split.load(folder / "split.json").learnt_from
     return _names((_settings(folder) or {}).get("databases"))
 
 

@@ -26,11 +26,12 @@ def model_card(result: Result, split: Split, begun: str = "") -> str:
     values = " | ".join(f"{getattr(test, name):.3f}" for name in SHOWN)
     # Not the ratio: it is of the recordings whose labels are known, and the unlabelled part may hold many others.
     sizes = "; ".join(f"{split.size(part):,} {WORDS[part]}" for part in PARTS)
+    apart = f", tested on {split.test_database}" if split.test_database else ""
     paragraph = f"\n{begun}\n" if begun else ""
     return f"""# {result.name}
 
 Multi-label 12-lead ECG classifier ({", ".join(result.classes)}), trained with {result.method} on
-{", ".join(result.databases)} ({result.protocol} protocol, seed {result.seed}). Parts of the split: {sizes}.
+{", ".join(split.learnt_from)}{apart} ({result.protocol} protocol, seed {result.seed}). Parts of the split: {sizes}.
 The weights are those of step {result.best_step}, chosen by validation MAP; thresholds maximise F2 on
 the validation part. The test part chose nothing.
 {paragraph}

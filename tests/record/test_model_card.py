@@ -7,7 +7,7 @@ from ecgmatch_dist.data.split_file import PARTS, Split
 from ecgmatch_dist.export import command as export
 from ecgmatch_dist.files.strict import convert
 from ecgmatch_dist.metrics import ClassMetrics
-from ecgmatch_dist.record.ancestors import Ancestor, attribution
+from ecgmatch_dist.record.ancestors import Ancestor, attribution, trained_on
 from ecgmatch_dist.record.hub import LICENCES, included
 from ecgmatch_dist.record.model_card import model_card
 from ecgmatch_dist.record.result import Result
@@ -35,6 +35,15 @@ def test_the_sizes_of_the_four_parts() -> None:
     assert {*PARTS} == {*SIZES}
     assert "72 labelled recordings; 1,230 unlabelled ones; 9 for validation; 10 for the test" in card
     assert "% of the training part" not in card
+
+
+def test_a_database_that_is_for_the_test_alone(tmp_path: Path) -> None:
+    """Nothing was learnt from it: neither the card nor a run that begins with the model may say so."""
+    cross = replace(SPLIT, databases=("chapman", "ptbxl"), test_database="ptbxl", protocol="cross").sealed()
+    cross.save(tmp_path / "split.json")
+    assert "trained with ecgmatch on\nchapman, tested on ptbxl (" in model_card(result(), cross)
+    assert "trained with ecgmatch on\nmy_hospital (" in model_card(result(), SPLIT)
+    assert trained_on(tmp_path) == ("chapman",)
 
 
 def test_a_class_that_the_test_part_does_not_have_is_listed() -> None:
