@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from ecgmatch_dist.predict.model import Predictor
-from ecgmatch_dist.record.ancestors import ancestors, attribution
+from ecgmatch_dist.record.ancestors import BEGAN, ancestors, attribution
 
 HEAD = """---
 library_name: ecgmatch-dist
@@ -64,6 +64,6 @@ def about(model: Predictor) -> str:
         if path.is_file():
             text = FRONT.sub("", path.read_text(encoding="utf-8")).split(TITLE)[0].rstrip() + "\n"
     begun = attribution(ancestors(model.folder))
-    if begun and begun not in text:  # a card of an older version
+    if begun and begun not in text and BEGAN not in text:  # a card of an older version; a newer one may know more by now
         text += f"\n{begun}\n"
     return text.replace("`best.safetensors`", "`model.safetensors`")

@@ -25,6 +25,8 @@ KEY = "begun_with"
 """In config.json of an exported model: the models before it, the nearest first."""
 ARCHIVE = "archive"
 """In config.json of an exported model, and of each one before it: `from_archive`; where it is missing, it has not."""
+BEGAN = "The weights began with "
+"""In a model card."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def attribution(models: Sequence[Ancestor]) -> str:
     known = [model for model in models if model.name]
     told = []
     if known:
-        told.append(f"The weights began with {', which began with '.join(map(_described, known))}.")
+        told.append(f"{BEGAN}{', which began with '.join(map(_described, known))}.")
         told.append("Sources and licences of what it learnt from apply to these weights, too.")
     for name in dict.fromkeys(model.name for model in known if model.name in LICENCES):
         told.append(f"{name} comes with ecgmatch_dist under {LICENCES[name]}; its README.md names its sources.")

@@ -81,6 +81,11 @@ def test_an_exported_card_says_it_too_and_names_its_own_file(tmp_path: Path) -> 
         assert card.count("began with chapman_ptbxl (trained on chapman, ptbxl)") == 1
         assert "see `model.safetensors`" in card
         assert "best.safetensors" not in card
+    gone = attribution([Ancestor("start", ("chapman",))])  # as the card was written when the start was still there
+    (run / "model_card.md").write_text(model_card(result(), SPLIT, gone))
+    (run / "config.json").write_text('{"weights": "start"}')
+    export.main(run, to=tmp_path / "three", onnx=False)
+    assert (tmp_path / "three" / "README.md").read_text().count("The weights began with start") == 1
 
 
 def result() -> Result:
