@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ecgmatch_dist.config import PIN, Config
+from ecgmatch_dist.config import Config
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
@@ -17,6 +17,7 @@ from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
+from ecgmatch_dist.record.ancestors import parted
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.start_weights import FREE, check_not_seen, check_public_trees, starting_weights
@@ -75,7 +76,7 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
 def check_weights(config: Config, store: ShardStore) -> None:
     """Refuse weights to begin with that do not fit. All that differs in network and preprocessing is told at once: each start
     takes a while."""
-    path = weights_file(model_folder(config.weights.partition(PIN)[0])[0])[0]
+    path = weights_file(model_folder(parted(config.weights)[0])[0])[0]
     if path.is_file():
         notes = read_notes(path)
         own, theirs = asdict(config.model), asdict(notes.model)

@@ -1,6 +1,7 @@
 """Runs on an archive of which only some recordings have labels, and what is checked before they begin."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.methods.supervised import FullySupervisedSettings
 from ecgmatch_dist.presets import PRESETS, fitting
+from ecgmatch_dist.record.hub import INCLUDED
 from ecgmatch_dist.record.predictions import predictions_file, read_predictions
 from tests.support.shard_factory import make_shards, random_codes
 from tests.support.training import assert_same_bits, final_state, learnable, run, tiny
@@ -123,8 +125,10 @@ def test_all_that_keeps_weights_from_a_run_is_told_at_once(data: Path, tmp_path:
         r"another preprocessing \(100 Hz, 12 x 1024\) than the shards have \(100 Hz, 12 x 128\): build shards as it needs "
         r"them \(`shards build --preset cpu`\); "
     )
-    with pytest.raises(UserError, match=signals + network):
-        run(config)
+    marked = shutil.copytree(INCLUDED / "chapman_ptbxl", tmp_path / "of #3")  # the mark before a checksum, in a name
+    for weights in ("chapman_ptbxl", str(marked)):
+        with pytest.raises(UserError, match=signals + network):
+            run(replace(config, weights=weights))
     make_shards(tmp_path / "shards", "chapman", 60, 1024, random_codes(60), per_shard=60)
     make_split(ShardStore(tmp_path / "shards", ["chapman"]), "within", 0.2, 20, "ecgmatch5").save(tmp_path / "a.json")
     with pytest.raises(UserError, match=r"the model does not fit this run; " + network):

@@ -64,6 +64,8 @@ def about(model: Predictor) -> str:
         if path.is_file():
             text = FRONT.sub("", path.read_text(encoding="utf-8")).split(TITLE)[0].rstrip() + "\n"
     begun = attribution(ancestors(model.folder))
-    if begun and begun not in text and BEGAN not in text:  # a card of an older version; a newer one may know more by now
+    if (
+        begun and begun not in text and BEGAN not in text
+    ):  # a card of an older version; a newer one may know more by now
         text += f"\n{begun}\n"
     return text.replace("`best.safetensors`", "`model.safetensors`")
