@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ecgmatch_dist.config import Bank, Optim
 from ecgmatch_dist.data.labels import UNKNOWN
+from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.evaluate import Predictions
 from ecgmatch_dist.measurements.measure import measure_all
 from ecgmatch_dist.measurements.opinion import Opinion, mixture
@@ -61,6 +62,16 @@ def test_all_ranks_have_the_trees_of_rank_0(world: int, n: int) -> None:
     first, *others = run_threads(world, fit)
     assert np.array_equal(first, fitted(x, y).predict(new))
     assert all(np.array_equal(first, other) for other in others)
+
+
+def test_signals_of_another_rate_are_measured_at_theirs() -> None:
+    """Fast shards: what is learnt and what is asked is measured alike."""
+    (x, y), (new, _) = recordings(40, 0), recordings(10, 1)
+    store = Shards(np.repeat(x, 2, axis=2))
+    store.preprocess = Preprocess(rate=200, length=600)
+    trees, asked = fit_trees(store, np.arange(40), y, seed=0), np.repeat(new, 2, axis=2)  # type: ignore[arg-type]
+    assert np.array_equal(trees.predict(asked), descend(trees.forests, measure_all(asked, 200)))
+    assert not np.array_equal(trees.predict(asked), descend(trees.forests, measure_all(asked, 100)))
 
 
 def test_an_unknown_label_is_no_negative() -> None:

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,6 +19,8 @@ from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command as export
 from ecgmatch_dist.measurements import trees_file
+from ecgmatch_dist.measurements.measure import measure_all
+from ecgmatch_dist.measurements.trees import PUBLISHED, grow
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
 from ecgmatch_dist.record.ancestors import Ancestor, ancestors, file_checksum
@@ -112,6 +115,21 @@ def test_the_trees_of_a_model_advise_the_run_that_begins_with_it(data: Path, tmp
     assert public_trees(configs[0], classes) is None
 
 
+def test_trees_learn_from_the_labelled_part_alone(data: Path, tmp_path: Path) -> None:
+    """Or they would know the test recordings by which the model is judged."""
+    first = run(tiny(data, tmp_path / "runs", SupervisedSettings()))
+    export.main(first, to=tmp_path / "model", onnx=False, trees=True)
+    store, split = ShardStore(data / "shards", ["chapman"]), Split.load(data / "split.json")
+    rows, labels = split.rows(store)["labelled"], split.labels(store, "labelled")
+    grown = grow(measure_all(store.read(rows), 100), labels, split.seed, settings=PUBLISHED)
+    found, classes = trees_file.load_trees(tmp_path / "model" / trees_file.NAME)
+    assert classes == ("CD", "Rhythm", "STT", "Other", "Normal")
+    assert np.array_equal(found.feature, grown.feature)
+    np.testing.assert_allclose(
+        found.share, np.where(grown.left == np.arange(len(grown.left)), grown.share, 0), atol=1e-6
+    )
+
+
 def test_trees_decide_the_runs_that_ask_them_alone(data: Path, tmp_path: Path, public: Path) -> None:
     """So the supervised start of a chain is the same run, whatever lies beside the weights."""
     model = tmp_path / "model"
@@ -157,6 +175,13 @@ def test_ranks_that_find_other_files_are_refused(data: Path, tmp_path: Path, pub
             return str(error)
         return ""
 
+    def asked(config: Config) -> None:
+        raise UserError("asked")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ecgmatch_dist.train.check_same_everywhere", asked)
+        with pytest.raises(UserError, match="asked"):
+            run(tiny(data, tmp_path / "runs", weights=str(public)))
     assert run_threads(2, check, (public, public)) == ["", ""]
     for told in run_threads(2, check, (public, other)):
         assert "1 ranks find other weights or trees under this name than rank 0; bring the same folder" in told
