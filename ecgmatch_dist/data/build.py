@@ -232,7 +232,8 @@ def all_codes(table: Table, rejects: pd.DataFrame) -> Counter[str]:
 def check_labels(jobs: Sequence[ShardJob], table: Table) -> list[str]:
     """What a person should hear about the labels."""
     scheme, codes = jobs[0].scheme, all_codes(table, read_rejects(jobs))
-    found = complain_about_codes(codes, scheme, jobs[0].keep_unlabelled)
+    kept = jobs[0].keep_unlabelled and not scheme.drop_unlabelled  # in the shards, and in splits
+    found = complain_about_codes(codes, scheme, kept)
     found += complain_about_classes(scheme.states_all(table.values("codes")), scheme.short)
     if jobs[0].annotations is not None:
         if not jobs[0].keep_unlabelled:

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ecgmatch_dist import resources
 from ecgmatch_dist.data import build, modes, verify
 from ecgmatch_dist.data.card import _durations
 from ecgmatch_dist.data.databases import Expected, Recipe
 from ecgmatch_dist.data.index import read_manifest
+from ecgmatch_dist.data.make_split import make_split
 from ecgmatch_dist.data.preprocess import PRESETS
+from ecgmatch_dist.data.store import ShardStore
 from ecgmatch_dist.errors import UserError
 from tests.support.recordings import make_signal, write_record
 
@@ -207,6 +211,32 @@ def test_what_is_no_folder_of_shards(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text("{")
     with pytest.raises(UserError, match="not JSON"):
         verify.main(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scheme", "become"),
+    [
+        ("keep", "drop", "are left out, being of no class"),  # by every split, though they are in the shards
+        ("drop", "drop", "are left out, being of no class"),
+        ("keep", "keep", "count as having none of the classes"),
+    ],
+)
+def test_what_becomes_of_strange_codes_is_told_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: Any, scheme: str, become: str
+) -> None:
+    for i in range(40):
+        codes = ("426783006", "164889003", "59118001", "strange")[i % 4]
+        write_record(tmp_path / "raw", f"r{i}", make_signal(i, n=100), codes=codes)
+    five = resources.find("shards/labels", "ecgmatch5").read_text(encoding="utf-8")
+    (tmp_path / "own.toml").write_text(re.sub('unlabelled = "drop"', f'unlabelled = "{scheme}"', five))
+    own = Recipe("own", unlabelled=recipe, scheme=str(tmp_path / "own.toml"))
+    build.build(own, tmp_path / "raw", tmp_path / "out", PRESETS["cpu"])
+    verify.main(tmp_path / "out")
+    told = "codes that match no class: strange 10; add them to `codes` of a class, or to `ignored`; until then, 10 recordings "
+    assert capsys.readouterr().out.count(told + become) == 1 + (recipe == "keep")  # by the build, and by verify
+    store = ShardStore(tmp_path / "out", ["own"])
+    split = make_split(store, "within", 1, 20, own.scheme)
+    assert sum(map(len, split.parts.values())) == (40 if become.startswith("count") else 30)
 
 
 def test_unknown_recordings_and_strange_codes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
