@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecgmatch_dist.augment import ECGAugment
 from ecgmatch_dist.config import Config
-from ecgmatch_dist.data.labels import UNKNOWN, load_scheme
+from ecgmatch_dist.data.labels import load_scheme
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.stream import Batch, FiniteBatch, Stream, finite
 from ecgmatch_dist.data.web_stream import WebStream
@@ -204,9 +204,7 @@ class Run:
                 parts.store, parts.rows["labelled"], labels, self.seed, public_trees(self.config, self.classes)
             )
 
-        # of a class that nobody has annotated, nothing can be said, and so nothing of a recording without any class
-        every = bool((labels != UNKNOWN).any(0).all())
-        return Opinion(fit, validate, self.logger.say, load_scheme(self.split.scheme).normal if every else None)
+        return Opinion(fit, validate, self.logger.say, load_scheme(self.split.scheme).normal)
 
     def fit_probe(self) -> None:
         """Replace the classifier of the network that is kept by a linear probe of the labelled part."""
