@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from numpy.typing import NDArray
 
 import tests.support.run_factory as factory
+from ecgmatch_dist.config import from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.report.arrange import find_studies
 from ecgmatch_dist.report.assess import assess
@@ -107,6 +108,21 @@ def test_a_copy_of_a_run_does_not_count_twice(root: Path, pristine: Path) -> Non
     names, problems = found(root)
     assert names == ["good"]
     assert problems["good (copy)"].kind == "duplicate"
+
+
+def test_runs_of_other_measurements_are_not_averaged_with_todays(tmp_path: Path) -> None:
+    """Their settings are the same, but the trees have read other numbers: the fingerprint tells."""
+    for seed in (19, 20, 21):
+        folder = factory.write_run(tmp_path, seed=seed, sizes=300, change={"method.measurements": True})
+        config = json.loads((folder / "config.json").read_text())
+        settings = {key: value for key, value in config.items() if key not in ("format", "fingerprint")}
+        config["fingerprint"] = from_json(settings).fingerprint() if seed > 19 else "of another version"
+        (folder / "config.json").write_text(json.dumps(config))
+    runs, _ = find_runs(tmp_path, tmp_path / "report")
+    assert [run.settings.get("method.measurements of") for run in runs] == ["another version", None, None]
+    kinds = {study.kind: [row.label for row in study.rows] for study in find_studies(runs)}
+    assert kinds["main"] == ["ECGMatch"]
+    assert kinds["other"] == ["ECGMatch", "ECGMatch (measurements of = another version)"]
 
 
 def test_a_run_without_predictions_keeps_its_metrics(root: Path) -> None:
