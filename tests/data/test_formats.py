@@ -20,7 +20,7 @@ from pydicom.data import get_testdata_file
 
 from ecgmatch_dist.data.formats.leads import LEADS, lead_of, millivolts
 from ecgmatch_dist.data.formats.read import find, format_of, from_array, read
-from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected
+from ecgmatch_dist.data.formats.recording import Recording, RecordRef, Rejected, known_patient
 from ecgmatch_dist.errors import UserError
 from tests.support.formats import ALL, OTHER, RATE, WRITERS, as_edf, as_hdf5, as_npy, as_scp, related
 from tests.support.recordings import write_record
@@ -44,6 +44,24 @@ def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: 
     derived = ("derived:III", "derived:aVR", "derived:aVL", "derived:aVF")
     assert recording.flags == (derived if name == "muse.xml" else ())
     assert recording.patient == ("P-7" if name in ("ecg.edf", "muse.xml", "ecg.scp") else "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "X", "0", "00000", "***", "ANON", "Anonymous", "Anonymized Patient", "DE-IDENTIFIED", "N/A"]
+)
+def test_a_patient_that_was_made_anonymous_is_nobody(text: str) -> None:
+    assert known_patient(text) == ""
+
+
+def test_an_archive_of_anonymous_files_is_not_of_one_patient(tmp_path: Path, x: np.ndarray) -> None:
+    """Else it could not be split."""
+    as_edf(tmp_path / "ecg.edf", x, patient="ANON")
+    assert read(tmp_path / "ecg.edf").patient == ""
+
+
+@pytest.mark.parametrize("text", ["P-7", "007", "x12", "10", "Nonenmacher", "na-12", "A0"])
+def test_a_patients_number_is_kept(text: str) -> None:
+    assert known_patient(text) == text
 
 
 @biosig

@@ -50,13 +50,13 @@ def as_hdf5(path: Path, x: np.ndarray, rate: int = RATE) -> None:
         file["exam_id"] = [77, 88, 0]
 
 
-def as_edf(path: Path, x: np.ndarray, rate: int = RATE) -> None:
+def as_edf(path: Path, x: np.ndarray, rate: int = RATE, patient: str = "P-7") -> None:
     signals = [
         edfio.EdfSignal(1000 * row, rate, label=f"ECG {lead}", physical_dimension="uV")
         for row, lead in zip(x, LEADS, strict=True)
     ]
     breath = edfio.EdfSignal(np.sin(np.arange(25 * x.shape[1] // rate)), 25, label="Resp")
-    edfio.Edf([breath, *signals[::-1]], patient=edfio.Patient(code="P-7", sex="F")).write(path)
+    edfio.Edf([breath, *signals[::-1]], patient=edfio.Patient(code=patient, sex="F")).write(path)
 
 
 def as_muse(path: Path, x: np.ndarray, rate: int = RATE) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ecgmatch_dist.data.formats.arrays import ask
 from ecgmatch_dist.data.formats.libraries import library
-from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
+from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing, known_patient
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 KINDS = "DICOM, HL7 aECG, MUSE and Philips XML, SCP-ECG, MFER, ISHNE"
@@ -43,7 +43,7 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
         [str(lead.label) for lead in leads],
         [layout.unit if lead.is_raw else str(lead.units) for lead in leads],  # raw: the file does not say its unit
         rate,
-        patient=str(patient.patient_id or ""),
+        patient=known_patient(str(patient.patient_id or "")),
         age="" if patient.age is None else f"{patient.age}",
         sex={"F": "Female", "M": "Male"}.get(patient.sex, ""),
     )

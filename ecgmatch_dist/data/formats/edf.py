@@ -6,7 +6,7 @@ import numpy as np
 
 from ecgmatch_dist.data.formats.leads import places
 from ecgmatch_dist.data.formats.libraries import library
-from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing
+from ecgmatch_dist.data.formats.recording import Layout, RecordRef, Rejected, Tracing, known_patient
 
 
 def read(ref: RecordRef, layout: Layout) -> Tracing:
@@ -35,11 +35,7 @@ def read(ref: RecordRef, layout: Layout) -> Tracing:
         [signal.label for signal in leads],
         [signal.physical_dimension or layout.unit for signal in leads],
         rates.pop(),
-        patient=_known(file.patient.code),
+        patient=known_patient(file.patient.code),
         sex={"F": "Female", "M": "Male"}.get(file.patient.sex, ""),
         others=others,
     )
-
-
-def _known(code: str) -> str:
-    return "" if code in ("", "X") else code

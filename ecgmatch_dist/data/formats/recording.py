@@ -1,5 +1,6 @@
 """The types of this room: what to read, what a file does not say itself, what a reader returns, what everybody else gets."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,15 @@ class Tracing:
     sex: str = ""
     others: Sequence[str] = ()
     """Names of signals that the file holds too."""
+
+
+NOBODY = re.compile(r"[0x\W_]*|(anon|anonym\w*|de-?identified|unknown|removed|none|n/?a)( patient)?", re.IGNORECASE)
+"""What stands in the place of a patient's number in files that were made anonymous."""
+
+
+def known_patient(text: str) -> str:
+    """A patient's number in a file; empty where it names nobody: all recordings of an archive would be of one patient."""
+    return "" if NOBODY.fullmatch(text.strip()) else text
 
 
 @dataclass(frozen=True)
