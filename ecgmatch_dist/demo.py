@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ecgmatch_dist.errors import UserError
 
-DATABASES = ("g12ec", "ptbxl", "ningbo", "chapman")
+PUBLIC, OWN = "g12ec", ("ptbxl", "ningbo", "chapman")
+"""The database that others have labelled, and those with few labels."""
 
 
 def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None:
-    """Synthetic databases, shards, a split, a supervised run, ECGMatch on two ranks, and a report.
+    """Synthetic databases, shards and splits; on two ranks few labels alone, ECGMatch, and both begun with the labels of
+    another database; a report.
 
     Args:
         to: Folder for all files of the demo.
@@ -24,16 +26,25 @@ def main(to: Path = Path("demo"), recordings: int = 600, ranks: int = 2) -> None
     """
     begin = time.time()
     raw, shards, splits, runs, report = (to / name for name in ("raw", "shards", "splits", "runs", "report"))
-    split = splits / "mix@0.05.s20.json"
+    few, public = splits / "mix@0.05.s20.json", splits / f"within-{PUBLIC}@1.s20.json"
     if not (raw / "synthetic.json").is_file():
         ecgmatch("synth", raw, "--recordings", recordings)
-    for database in DATABASES:
+    for database in (PUBLIC, *OWN):
         if not (shards / database / "dataset.json").is_file():
             ecgmatch("shards", "build", database, "--raw", raw, "--out", shards, "--preset", "cpu", "--workers", 2)
-    if not split.is_file():
-        ecgmatch("split", "mix", "--shards", shards, "--ratio", 0.05, "--seeds", 20, "--to", splits)
-    where = ("--split", split, "--shards", shards, "--runs", runs)
-    ecgmatch("train", "--ranks", ranks, "--preset", "demo", *where)
+    here = ("--shards", shards, "--seeds", 20, "--to", splits)
+    if not few.is_file():
+        ecgmatch("split", "mix", "--databases", *OWN, "--ratio", 0.05, *here)
+    if not public.is_file():
+        ecgmatch("split", "within", "--database", PUBLIC, "--ratio", 1, *here)
+
+    def train(split: Path, *options: object) -> None:
+        where = ("--split", split, "--shards", shards, "--runs", runs)
+        ecgmatch("train", "--ranks", ranks, "--preset", "demo", *where, *options)
+
+    train(few)
+    train(public, "--method", "supervised")
+    train(few, "--weights", runs / f"{public.stem}.supervised", "--tag", "public")
     ecgmatch("report", runs, "--out", report)
     print(
         f"\nFinished in {time.time() - begin:.0f} s. Open {report / 'index.html'}, or watch: ecgmatch monitor --runs {runs}"

@@ -20,7 +20,7 @@ def stages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_every_stage_is_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = stages(tmp_path, monkeypatch)
-    assert len(told) == 8
+    assert len(told) == 11
     for command in told:
         check_command(command)
 
@@ -28,7 +28,7 @@ def test_every_stage_is_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_the_readme_shows_its_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     shown = re.findall(r"^\$ (ecgmatch .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(shown) == 3
+    assert len(shown) == 5
     assert {*shown} <= {*stages(Path("demo"), monkeypatch)}
 
 
@@ -37,5 +37,5 @@ def test_finished_stages_are_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     told = stages(tmp_path, monkeypatch)
-    assert [line.split()[1] for line in told] == ["shards"] * 3 + ["train", "report"]
+    assert [line.split()[1] for line in told] == ["shards"] * 3 + ["split"] + ["train"] * 3 + ["report"]
     assert not [line for line in told if "ptbxl" in line]

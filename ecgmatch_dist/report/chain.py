@@ -4,6 +4,7 @@ plain one, on the same test recordings."""
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from ecgmatch_dist.report.tables import MISSING, Cell, Table, excludes_zero, sig
 
 METRICS = tuple(metric for metric in display.METRICS if metric.key in ("map", "macro_auc"))
 DRAWS = 2000
+TITLE = 24  # letters of a panel's width
 BRACKETS = (
     f"In brackets: the central 95 % over {DRAWS:,} draws of labelled sets, and of test recordings within each. With one "
     "labelled set the interval is over recordings alone. Bold: it excludes zero, and there are at least three labelled sets."
@@ -149,11 +151,13 @@ def difference_cell(link: Link, metric: str, assessed: Assessments) -> Cell:
 
 def chain_figure(links: Sequence[Link]) -> Figure:
     """One panel per link and test set: a line per labelled set, from the test MAP of its start to that of its run."""
-    figure, axes = panels(len(links), 4, 2.5, 2.7, (0.62, 0.42, 0.1, 0.62))
+    titles = [panel_title(link) for link in links]
+    more = 0.16 * (max(map(len, titles)) - 2)
+    figure, axes = panels(len(links), 4, 2.5, 2.7 + more, (0.62, 0.42, 0.1, 0.62 + more))
     scores = [run.test.map for link in links for pair in link.pairs for run in pair]
     low, high = min(scores), max(scores)
     margin = 0.08 * (high - low) + 0.005
-    for axis, link in zip(axes, links, strict=False):
+    for axis, link, title in zip(axes, links, titles, strict=False):
         for pair in link.pairs:
             axis.plot([0, 1], [run.test.map for run in pair], "o-", color=method_colour(pair[1].method), ms=3, lw=1)
         means = [link.mean("map", of) for of in (0, 1)]
@@ -165,11 +169,17 @@ def chain_figure(links: Sequence[Link]) -> Figure:
         axis.set_xlim(-0.75, 1.75)
         axis.set_ylim(low - margin, high + margin)
         axis.set_xticks([0, 1], [display.method(run.method) for run in link.pairs[0]])
-        tag = f", {link.pairs[0][1].tag}" if link.pairs[0][1].tag else ""
-        axis.set_title(f"{link.column.label}\n{display.percent(link.ratio)} labelled{tag}")
+        axis.set_title("\n".join(title))
         axis.grid(False, axis="x")
     axes[0].set_ylabel("test MAP")
     return figure
+
+
+def panel_title(link: Link) -> list[str]:
+    """Test set, ratio and variant, in lines that a panel has room for."""
+    tag = f", {link.pairs[0][1].tag}" if link.pairs[0][1].tag else ""
+    texts = link.column.label, f"{display.percent(link.ratio)} labelled{tag}"
+    return [line for text in texts for line in wrap(text, TITLE, break_on_hyphens=False)]
 
 
 def replicates(run: FinishedRun, metric: str, assessed: Assessments) -> Floats | None:

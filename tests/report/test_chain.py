@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import tests.support.run_factory as factory
 from ecgmatch_dist.report.arrange import find_studies
@@ -124,6 +125,17 @@ def test_the_figure_has_a_line_per_labelled_set_and_one_for_their_mean(links: li
     heights = [line.get_ydata() for line in axis.get_lines()]
     assert len(heights) == 4
     assert list(heights[-1]) == pytest.approx(np.mean(heights[:-1], axis=0))
+
+
+def test_no_title_of_the_figure_is_cut_off(links: list[Link]) -> None:
+    column = replace(links[0].column, protocol="mix", databases=("chapman", "ningbo", "ptbxl"))
+    with style():
+        figure = chain_figure([links[0], replace(links[0], column=column)])
+        FigureCanvasAgg(figure)
+        boxes = [axis.title.get_window_extent() for axis in figure.axes]
+    assert figure.axes[1].get_title() == "Chapman + Ningbo +\nPTB-XL\n5 % labelled"
+    assert boxes[0].x1 < boxes[1].x0
+    assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
 
 
 def test_the_spread_of_labelled_sets_widens_the_interval() -> None:
