@@ -28,7 +28,7 @@ ELSEWHERE = {
     "ecgmatch status": "needs a sweep on Slurm; tests/cluster",
     "ecgmatch logs": "needs a sweep on Slurm; tests/cluster",
     "ecgmatch cancel": "needs a sweep on Slurm; tests/cluster",
-    "ecgmatch split mix --shards demo/": "what `make demo` prints; tests/test_demo.py compares it with what the demo calls",
+    "ecgmatch split mix --databases ptbxl": "what `make demo` prints; tests/test_demo.py compares it with what the demo calls",
     "ecgmatch train --ranks 2 --preset demo": "the same",
     "ecgmatch report demo/runs": "the same",
     "ecgmatch export chapman_ptbxl": "a minute each; tests/export has these options, and the README's export is run here",
