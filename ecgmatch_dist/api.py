@@ -101,13 +101,14 @@ def load(
     batch: int = 32,
     nearest: int = 3,
     only: bool = True,
+    trees: bool = False,
 ) -> "Predictor":
     """The model of a finished run, with its preprocessing, thresholds, calibration and known cases (`ecgmatch predict`).
 
     `folder`: of a run, or one that `ecgmatch export` wrote, or the name of such a one on the Hugging Face hub (`hub://org/name`).
     `batch`: windows that go through the network at once. `nearest`: known cases that each prediction names. `only`: Normal is
-    not predicted beside another class. `docs/predict.md` has examples.
+    not predicted beside another class. `trees`: the trees that the run has asked answer, too. `docs/predict.md` has examples.
     """
     from ecgmatch_dist.predict.model import Predictor
 
-    return Predictor(folder, device, batch=batch, nearest=nearest, only=only)
+    return Predictor(folder, device, batch=batch, nearest=nearest, only=only, trees=trees)

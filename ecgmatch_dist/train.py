@@ -41,6 +41,7 @@ from ecgmatch_dist.recovery.heartbeat import Heartbeat, ending_at_once
 from ecgmatch_dist.recovery.signals import Signals, Stopped, StopRequest
 from ecgmatch_dist.run.build import build_run
 from ecgmatch_dist.run.run import Run
+from ecgmatch_dist.run.with_trees import answer_with_trees
 
 LESS_MEMORY = (
     "on more ranks, or on a larger machine, the run goes on from its last checkpoint; smaller evaluate.batch, "
@@ -189,15 +190,16 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
     run.checkpointer.wait()
     run.load_best()
     thresholds = np.array(run.best.thresholds)
-    measured = {}
+    measured, found = {}, {}
     for part in ("labelled", "validation", "test"):  # `ecgmatch predict` shows labelled recordings as nearest cases
-        predictions = run.predict(part)
+        predictions = found[part] = run.predict(part)
         if part != "labelled":
             measured[part] = compute_metrics(predictions.labels, predictions.probabilities, thresholds, run.classes)
         if run.ranks.main:
             run.folder.save_predictions(part, run.parts.ids(part), predictions)
         if stop.agreed():
             return False
+    told = answer_with_trees(run, found) if run.config.method.asks_trees else ""
     artifacts = run.learner.method.artifacts(lambda: run.predict("unlabelled", limit=20_000))
     if run.ranks.main:
         for name, arrays in artifacts.items():
@@ -207,7 +209,7 @@ def finish(run: Run, reason: str, stop: StopRequest) -> bool:
             run.logger.say(warning)
     test = measured["test"]
     run.logger.say(
-        f"finished ({reason}) after {run.seconds:.0f} s: test MAP {test.map:.4f}, macro AUC {test.macro_auc:.4f}"
+        f"finished ({reason}) after {run.seconds:.0f} s: test MAP {test.map:.4f}, macro AUC {test.macro_auc:.4f}{told}"
     )
     return True
 

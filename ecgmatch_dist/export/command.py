@@ -25,6 +25,7 @@ from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.read import Reader
 from ecgmatch_dist.record import ancestors
 from ecgmatch_dist.record.calibration import to_file
+from ecgmatch_dist.record.second_opinion import copy_opinion
 from ecgmatch_dist.terminal.waiting import waiting
 
 
@@ -57,7 +58,8 @@ def main(
         html: Write model.html, too: one page that runs the model in a browser and sends nothing (extra `onnx`).
         onnxruntime_web: The npm package for the page, if npm cannot fetch it here: a .tgz of `npm pack`, or its folder.
         challenge: Another new folder for an entry to the PhysioNet/CinC Challenge 2021: team_code.py, Dockerfile and all.
-        trees: Write trees.safetensors, too: trees on measurements of the labelled recordings, for `train --weights`.
+        trees: Write trees.safetensors, too: trees on measurements of the labelled recordings, for `train --weights`. If the
+            run has asked trees, also those, for `predict --trees`.
         shards: Folder or URL of the shards that the trees learn from; default: where the run found them.
     """
     if shards and not trees:
@@ -81,6 +83,7 @@ def main(
         if trees:
             with waiting("measuring the labelled recordings, growing trees"):
                 learnt = write_trees(unfinished / trees_file.NAME, model, shards)
+                copy_opinion(model.folder, unfinished)
             print(f"{to / trees_file.NAME}: trees of {learnt:,} labelled recordings")
         if onnx:
             graph = unfinished / "model.onnx"
@@ -114,6 +117,8 @@ def write_folder(to: Path, model: Predictor, graph: dict[str, Any] | None) -> No
         write_atomic(to / name, partial(shutil.copyfile, source))
     if (own := model.folder / trees_file.NAME).is_file():
         write_atomic(to / trees_file.NAME, partial(shutil.copyfile, own))
+    if model.exported:  # what an export has of it was meant to go with the model
+        copy_opinion(model.folder, to)
     write_json(to / "calibration.json", to_file(model.calibration))
     names = dict(zip(model.classes, model.scheme.classes, strict=True))
     notes = asdict(model.notes) | {"name": model.name, "names": names}

@@ -29,31 +29,44 @@ def mixture(p: Tensor, trees: Tensor, share: float | Tensor, normal: int | None)
 
 
 class Opinion:
-    """The trees' prediction and its share. `fit` makes the trees, `validate` predicts the validation part by a module on all
+    """The trees' prediction and its share. `fit` makes the trees, `predict` predicts a part of the split by a module on all
     ranks, `say` writes a line to the log. `normal`: the class that stands beside no other one, if there is one."""
 
     def __init__(
         self,
         fit: Callable[[], MeasurementTrees],
-        validate: Callable[[nn.Module], Predictions],
+        predict: Callable[[nn.Module, str], Predictions],
         say: Callable[[str], None],
         normal: int | None = None,
     ) -> None:
-        self._fit, self._validate, self._say, self.normal = fit, validate, say, normal
+        self._fit, self._predict, self._say, self.normal = fit, predict, say, normal
 
     def weigh(self, networks: Probabilities) -> None:
         """Fit the trees, and choose their share by the validation MAP of the mixture. A collective."""
+        self.weigh_beside(self._predict(_Asked(networks), "validation"))
+
+    def weigh_beside(self, networks: Predictions) -> Predictions:
+        """The same beside predictions of the validation part. Returns the mixture's. A collective."""
         self.trees = self._fit()
-        theirs, own = (self._validate(_Asked(ask)) for ask in (networks, self.ask))
-        p, trees = (torch.from_numpy(predictions.probabilities) for predictions in (theirs, own))
+        own = self._predict(_Asked(self.ask), "validation")
+        p, trees = (torch.from_numpy(predictions.probabilities) for predictions in (networks, own))
         alone = [macro_ap(own.labels, each.numpy()) for each in (trees, p)]
-        mixed = [macro_ap(own.labels, mixture(p, trees, share, self.normal).numpy()) for share in SHARES]
-        self.share = SHARES[int(from_rank_0(torch.tensor(np.argmax(mixed))))]
+        mixed = [mixture(p, trees, share, self.normal).numpy() for share in SHARES]
+        scores = [macro_ap(own.labels, each) for each in mixed]
+        chosen = int(from_rank_0(torch.tensor(np.argmax(scores))))
+        self.share = SHARES[chosen]
         who = "trees on measurements" + (", and those that came with the weights," if self.trees.public else "")
         self._say(
             f"second opinion: {who} reach a validation MAP of {alone[0]:.4f}, the networks {alone[1]:.4f}; "
-            f"their mean with a share of {self.share:.0%} trees {max(mixed):.4f}"
+            f"their mean with a share of {self.share:.0%} trees {max(scores):.4f}"
         )
+        return Predictions(own.labels, mixed[chosen], own.features)
+
+    def beside(self, networks: Predictions, part: str) -> Predictions:
+        """Predictions of a part, mixed with the trees'. A collective."""
+        own = self._predict(_Asked(self.ask), part)
+        p, trees = (torch.from_numpy(predictions.probabilities) for predictions in (networks, own))
+        return Predictions(own.labels, mixture(p, trees, self.share, self.normal).numpy(), own.features)
 
     def ask(self, x: Tensor) -> Tensor:
         """The trees' probabilities of x [b, 12, T]: [b, C]."""

@@ -19,6 +19,7 @@ FOREST = {"n_estimators": 300, "min_samples_leaf": 2, "max_features": 0.5}
 PUBLISHED = {"n_estimators": 60, "min_samples_leaf": 5, "max_features": 0.5}
 """Of trees that come with a model: 2.5 MB for 6,000 labels, instead of 18."""
 READ = 256  # recordings in memory at once while they are measured
+DESCENDING = 5_000_000  # pairs of a tree and a recording at once
 
 
 class Forests(NamedTuple):
@@ -101,7 +102,8 @@ def grow(
 
 def descend(forests: Forests, rows: NDArray[np.float32]) -> NDArray[np.float64]:
     """Measurements [n, F] -> probabilities [n, C]: the mean share of the leaves of a class's trees."""
-    blocks = [_descend(forests, rows[i : i + READ]) for i in range(0, len(rows), READ)]
+    step = max(1, min(READ, DESCENDING // len(forests.roots)))
+    blocks = [_descend(forests, rows[i : i + step]) for i in range(0, len(rows), step)]
     return np.concatenate(blocks) if blocks else np.empty((0, len(forests.trees)))
 
 

@@ -1,4 +1,5 @@
-"""trees.safetensors: trees on measurements that come with a model, for runs that begin with it (`--weights`).
+"""trees.safetensors: trees on measurements that come with a model, for runs that begin with it (`--weights`) and for its own
+answers (`predict --trees`).
 
 A node has 10 bytes: the measurement that it looks at (-1: a leaf), the threshold or, of a leaf, the share of positives, and its
 right child. The left child is the next node. A child lies behind its parent, and number and depth of the trees are limited, so
@@ -27,35 +28,44 @@ FORMAT = 1
 REMEDY = "write it anew by `ecgmatch export --trees`, or remove it: the model works without"
 KINDS = {"feature": np.int16, "value": np.float32, "right": np.int32, "roots": np.int32, "trees": np.int32}
 LEAF = -1
-MOST_TREES, DEEPEST = 20_000, 200  # of all classes; nodes from a root to a leaf
+MOST_TREES, DEEPEST = 100_000, 200  # of all classes; nodes from a root to a leaf
 
 
 class OtherMeasurements(UserError):
     """These trees are sound, but they read the measurements of another version."""
 
 
-def save_trees(path: Path, forests: Forests, classes: Sequence[str]) -> None:
-    """Write forests. Thresholds and shares are rounded to float32. Refuses what `load_trees` would."""
+def save_trees(path: Path, forests: Forests, classes: Sequence[str], answers: int = 0) -> None:
+    """Write forests. They read the measurements, and behind them so many `answers` of other trees. Shares are rounded to
+    float32, thresholds down to it: measurements are float32, so none changes its side. Refuses what `load_trees` would."""
     own = np.arange(len(forests.feature))
     leaf = forests.left == own
     assert np.array_equal(forests.left[~leaf], own[~leaf] + 1), "a left child is the next node"
     arrays = {
         "feature": np.where(leaf, LEAF, forests.feature),
-        "value": np.where(leaf, forests.share, forests.threshold),
+        "value": np.where(leaf, forests.share.astype(np.float32), rounded_down(forests.threshold)),
         "right": forests.right,
         "roots": forests.roots,
         "trees": forests.trees,
     }
     notes = {"format": FORMAT, "classes": list(classes), "measurements": number_of_measurements(), "version": OPINION}
+    notes |= {"answers": answers} if answers else {}
     tensors = {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
-    if wrong := what_is_wrong(tensors, len(classes), number_of_measurements()):
+    if wrong := what_is_wrong(tensors, len(classes), number_of_measurements() + answers):
         raise UserError(f"{path}: {wrong}; export the model without --trees")
     content = save(tensors, {"notes": json.dumps(notes, sort_keys=True)})
     write_atomic(path, lambda to: to.write_bytes(content))
 
 
-def load_trees(path: Path) -> tuple[Forests, tuple[str, ...]]:
-    """The forests and their classes. Refuses trees of other measurements, and arrays that are no trees."""
+def rounded_down(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The largest float32 that is not above each value."""
+    nearest = values.astype(np.float32)
+    return np.where(nearest > values, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+
+
+def load_trees(path: Path, answers: int = 0) -> tuple[Forests, tuple[str, ...]]:
+    """The forests and their classes. Refuses trees of other measurements, or of another number of other trees' answers, and
+    arrays that are no trees."""
     try:
         with safe_open(path, "np") as file:
             notes = json.loads((file.metadata() or {})["notes"])
@@ -71,10 +81,12 @@ def load_trees(path: Path) -> tuple[Forests, tuple[str, ...]]:
             f"{path}: these trees read other measurements than this version of ecgmatch_dist makes, and are not asked; "
             "`ecgmatch export --trees` makes new ones"
         )
+    if notes.get("answers", 0) != answers:
+        raise UserError(f"{path}: these trees read the answers of other trees, which are not beside them; {REMEDY}")
     classes = notes.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"{path}: its classes are no list of names; {REMEDY}")
-    if wrong := what_is_wrong(arrays, len(classes), measurements):
+    if wrong := what_is_wrong(arrays, len(classes), measurements + answers):
         raise UserError(f"{path}: {wrong}; {REMEDY}")
     return as_forests(arrays), tuple(classes)
 

@@ -39,6 +39,7 @@ def main(
     pages: Path | None = None,
     nearest: int = 3,
     only: bool = True,
+    trees: bool = False,
     rate: float | None = None,
     unit: str = "",
     leads: Annotated[str, tyro.conf.arg(metavar="'I II V1'")] = "",
@@ -56,6 +57,7 @@ def main(
         pages: Folder for one page per recording: ECG paper, probabilities, what mattered, the nearest known cases.
         nearest: Number of known cases to show.
         only: Normal is not predicted beside another class; --no-only: each class by its threshold alone.
+        trees: The trees that the run has asked answer, too: better with few labels, and slower.
         rate: Samples per second of files that do not say it (CSV, NPY).
         unit: Of files that do not say it: uV, mV or V.
         leads: Names of the leads in their order, for files that do not say them; - for a column of something else.
@@ -71,7 +73,7 @@ def main(
     refs = find_files(records, rate)
     if len(refs) > ON_SCREEN and out is None and pages is None:
         raise UserError(f"{len(refs):,} recordings: give a table for them, for example --out predictions.csv")
-    model = Predictor(run, device, batch=batch, nearest=nearest, only=only)
+    model = Predictor(run, device, batch=batch, nearest=nearest, only=only, trees=trees)
     reader = Reader(model.inputs, rate, unit, lead_names(leads))
     show = Pages(model, reader, refs, pages, shards) if pages else None
     if out is None:
@@ -96,6 +98,7 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
     """Write the table, or what it still lacks. Returns the number of failures."""
     weights = checksum(model.weights)
     about = {"weights": weights, "only": model.only, "nearest": model.count, "rate": reader.rate, "unit": reader.unit}
+    about |= {"trees": True} if model.opinion else {}
     lock = out.with_name(f".{out.name}.lock")
     taken = f"{out}: another command is writing this table; wait for it, or give another --out"
     with (
@@ -144,7 +147,7 @@ def tell(answer: Prediction | Failure, model: Predictor, show: Pages | None) -> 
 
 def on_screen(answer: Prediction, model: Predictor) -> ScreenTable:
     """The answer as a table."""
-    out = ScreenTable("class", "probability", "network's output", "F2 threshold", "answer", title_justify="left")
+    out = ScreenTable("class", "probability", model.output, "F2 threshold", "answer", title_justify="left")
     out.title = plain_markup(answer.path)
     for name, full in zip(model.classes, model.scheme.classes, strict=True):
         words = "likely" * (name in answer.likely) or "possible" * (name in answer.predicted)

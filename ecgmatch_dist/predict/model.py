@@ -18,6 +18,7 @@ from ecgmatch_dist.data.preprocess import LEADS
 from ecgmatch_dist.distributed.devices import pick_device, use_whole_fp32
 from ecgmatch_dist.distributed.session import to_device
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.crops import over_crops
 from ecgmatch_dist.network.model import build_model
 from ecgmatch_dist.predict.cases import KnownCases
@@ -27,6 +28,8 @@ from ecgmatch_dist.predict.read import Reader, read_all
 from ecgmatch_dist.predict.result import Failure, Prediction
 from ecgmatch_dist.record.calibration import read_calibration
 from ecgmatch_dist.record.hub import model_folder, weights_file, why_no_weights
+from ecgmatch_dist.record.result import read_result
+from ecgmatch_dist.record.second_opinion import SecondOpinion, load_opinion
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 
 BY_ITSELF = "The model judges each class by itself: several may be true, or none."
@@ -44,6 +47,7 @@ class Predictor:
 
     `batch`: windows that go through the network at once; results do not depend on it. `only`: a class that the scheme declares
     as `only` (Normal) is not predicted beside another one; off, each class follows its threshold alone, as in the metrics.
+    `trees`: the trees that the run has asked answer, too; thresholds and calibration are then those of both together.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Predictor:
         batch: int = 32,
         nearest: int = 3,
         only: bool = True,
+        trees: bool = False,
     ) -> None:
         self.folder, self.name = model_folder(folder)
         self.weights, self.exported = weights_file(self.folder)
@@ -62,7 +67,13 @@ class Predictor:
         state, self.notes = load_weights(self.weights)
         self.scheme = load_scheme(str(self.folder / "labels.toml") if self.exported else self.notes.scheme)
         self.classes, self.thresholds = list(self.notes.classes), np.array(self.notes.thresholds)
-        self.calibration = read_calibration(self.folder, len(self.classes))
+        self.opinion: SecondOpinion | None = None
+        if trees:
+            rate = self.notes.preprocess.rate
+            self.opinion = load_opinion(self.folder, self.classes, rate, self.scheme.normal)
+            self.thresholds, self.calibration = np.array(self.opinion.together.thresholds), self.opinion.calibration
+        else:
+            self.calibration = read_calibration(self.folder, len(self.classes))
         self.inputs = Inputs(self.notes.preprocess, self.notes.crop)
         self.device = pick_device(device, 0)
         use_whole_fp32(self.device)
@@ -75,6 +86,14 @@ class Predictor:
         if batch < 1 or nearest < 0:
             raise UserError(f"batch = {batch}, nearest = {nearest}: at least 1, and at least 0")
         self.batch, self.count, self.only = batch, 0 if self.exported else nearest, only
+
+    @cached_property
+    def tested(self) -> Metrics | None:
+        """How what answers did on the test part; None: an export, which does not say it."""
+        if self.opinion:
+            return self.opinion.together.test
+        path = self.folder / "result.json"
+        return read_result(path).test if path.is_file() else None
 
     @cached_property
     def cases(self) -> KnownCases:
@@ -160,6 +179,11 @@ class Predictor:
         return tuple(name for name in names if not (self.only and name == alone and len(names) > 1))
 
     @property
+    def output(self) -> str:
+        """What `probabilities` are, in words."""
+        return "output of both" if self.opinion else "network's output"
+
+    @property
     def how_many(self) -> str:
         """How many classes an answer may name, in words."""
         alone = self.scheme.normal if self.only else None
@@ -185,6 +209,9 @@ class Predictor:
             return []
         logits, features = self.outputs(prepared)
         p, calibrated = expit(logits), self.calibration(logits)
+        if self.opinion:
+            p = self.opinion.beside(p, [entry.x for entry in prepared])
+            calibrated = self.calibration.of_probabilities(p)
         nearest = self.cases.nearest(features, self.count) if self.count else [()] * len(prepared)
         return [
             Prediction(

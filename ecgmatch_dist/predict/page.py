@@ -21,7 +21,6 @@ from ecgmatch_dist.predict.paper import SECONDS, Picture, last_sample
 from ecgmatch_dist.predict.prepare import prepare
 from ecgmatch_dist.predict.read import Reader, label
 from ecgmatch_dist.predict.result import SEEN, Case, Prediction
-from ecgmatch_dist.record.result import Result, read_result
 
 SMALLEST = 0.05  # logits; where no piece changes more, colours are pale: the evidence is spread over the recording
 INDEX = "index.html"  # the list of pages; a recording may be called index, too
@@ -55,8 +54,6 @@ class Pages:
         self.refs = {label(ref): ref for ref in refs}
         self.known = KnownSignals(model, shards)
         self.made: dict[str, Prediction] = {}
-        path = model.folder / "result.json"
-        self.result = read_result(path) if path.is_file() else None
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, prediction: Prediction) -> Path:
@@ -71,7 +68,7 @@ class Pages:
         except Rejected as error:
             raise UserError(f"{prediction.path}: it changed while it was used ({error})") from None
         path = self.folder / f"{name}.html"
-        write_text(path, render(self.model, recording, prediction, self.known, self.result))
+        write_text(path, render(self.model, recording, prediction, self.known))
         self.made[path.name] = prediction
         return path
 
@@ -83,11 +80,9 @@ class Pages:
         return self.folder / INDEX
 
 
-def render(
-    model: Predictor, recording: Recording, prediction: Prediction, known: KnownSignals, result: Result | None
-) -> str:
+def render(model: Predictor, recording: Recording, prediction: Prediction, known: KnownSignals) -> str:
     """The page of one recording."""
-    rows = class_rows(model, prediction, result)
+    rows = class_rows(model, prediction)
     by_probability = sorted(rows, key=lambda row: -row.calibrated)
     shown = [row for row in by_probability if row.likely or row.predicted] or by_probability[:1]
     x = prepare(recording, model.inputs).x[
@@ -117,16 +112,18 @@ def render(
         longer=total > SECONDS + 0.5,
         rate=recording.rate,
         usual=model.cases.usual if prediction.nearest else 0,
-        result=result,
+        tested=model.tested is not None,
+        trees=model.opinion.together.share if model.opinion else None,
+        output=model.output,
         calibration=model.calibration,
     )
 
 
-def class_rows(model: Predictor, prediction: Prediction, result: Result | None) -> list[ClassRow]:
+def class_rows(model: Predictor, prediction: Prediction) -> list[ClassRow]:
     marks = model.calibration.of_probabilities(model.thresholds)
     rows = []
     for c, (short, name) in enumerate(zip(model.classes, model.scheme.classes, strict=True)):
-        test = result.test.per_class.get(short) if result else None
+        test = model.tested.per_class.get(short) if model.tested else None
         rows.append(
             ClassRow(
                 short=short,

@@ -88,7 +88,7 @@ class RunFolder:
         self.fence.write(self.best, lambda path: shutil.copyfile(saved, path))
 
     def save_predictions(self, part: str, ids: Sequence[str], predictions: Predictions) -> None:
-        (self.path / "predictions").mkdir(exist_ok=True)
+        (self.path / "predictions").mkdir(parents=True, exist_ok=True)
         arrays = {
             "ids": np.array(ids),
             "labels": predictions.labels,

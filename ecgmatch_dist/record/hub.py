@@ -8,11 +8,12 @@ from pathlib import Path
 
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.measurements import trees_file
+from ecgmatch_dist.record import second_opinion
 
 OWN, OF_A_RUN = "model.safetensors", "best.safetensors"
 """Weights in an exported folder, and in that of a run."""
 FOLDERS = "the folder of a finished run or of `ecgmatch export`, or a model that comes with the package"
-FILES = (OWN, "config.json", "calibration.json", "labels.toml", "README.md", trees_file.NAME)
+FILES = (OWN, "config.json", "calibration.json", "labels.toml", "README.md", trees_file.NAME, *second_opinion.FILES)
 """Of an exported folder, what is fetched. No pickle is among them, and none is ever read."""
 INCLUDED = Path(__file__).parents[1] / "predict" / "models"
 """Folders of `ecgmatch export` that come with the package: weights of runs on public databases, without recordings."""

@@ -24,7 +24,7 @@ from ecgmatch_dist.report.claims import claims_table
 from ecgmatch_dist.report.header import make_header
 from ecgmatch_dist.report.page import DrawnFigure, write_page
 from ecgmatch_dist.report.run_files import SplitSizes, split_sizes
-from ecgmatch_dist.report.runs import FinishedRun, Problem, find_runs
+from ecgmatch_dist.report.runs import FinishedRun, Problem, find_runs, with_trees
 from ecgmatch_dist.report.sections import CLAIMS_INTRO, FigureTask, Part, Section, make_sections
 from ecgmatch_dist.terminal.waiting import track
 
@@ -66,14 +66,16 @@ def build_report(
     replicates = replicates or choose_replicates(found, sizes)
     with Workers(workers or (min(2, os.cpu_count() or 1) if len(found) >= PARALLEL_FROM else 1)) as pool:
         groups: dict[str, list[FinishedRun]] = defaultdict(list)
-        for run in found:
+        answers = with_trees(found, problems)
+        for run in (*found, *answers):
             groups[run.split_sha256].append(run)
         by_split = pool.map(assess, [(group, replicates) for group in groups.values()], "intervals")
         assessed = {folder: assessment for part in by_split for folder, assessment in part.items()}
-        problems += prediction_problems(found, assessed)
+        problems += prediction_problems([*found, *answers], assessed)
+        answers = [run for run in answers if not assessed[str(run.folder)].contradiction]
         used = [run for run in found if not assessed[str(run.folder)].contradiction]
         studies = find_studies(used)
-        sections = make_sections(studies, sizes, assessed, replicates, costs, also_rank)
+        sections = make_sections(studies, sizes, assessed, replicates, costs, also_rank, answers)
         if check_claims:
             table = claims_table(studies, assessed, {run.name: run for run in used})
             sections.insert(0, Section("claims", "The paper's claims", CLAIMS_INTRO, [Part("", [table])]))

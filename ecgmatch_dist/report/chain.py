@@ -9,6 +9,7 @@ from textwrap import wrap
 import numpy as np
 from matplotlib.figure import Figure
 
+from ecgmatch_dist.record.second_opinion import folder_of
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.assess import Assessments
 from ecgmatch_dist.report.drawing import INK, method_colour, panels
@@ -24,12 +25,16 @@ BRACKETS = (
     f"In brackets: the central 95 % over {DRAWS:,} draws of labelled sets, and of test recordings within each. With one "
     "labelled set the interval is over recordings alone. Bold: it excludes zero, and there are at least three labelled sets."
 )
-NOTE = "A run minus the run whose weights it started from. " + BRACKETS
+NOTE = (
+    "A run minus the run whose weights it started from; with its trees: the answer of the network and of the trees that the "
+    "method has asked (`ecgmatch predict --trees`) minus that of the network. " + BRACKETS
+)
 OTHERWISE_NOTE = (
     "A tagged run minus the run of the same method without a tag, on the same labelled set; only runs that begin otherwise: "
     "another network, other weights, another start. Other settings in which they differ stand behind the tag. "
     + BRACKETS
 )
+AND_TREES = "with its trees"
 BEGINNING = ("weights", "selfsupervised", "contrast", "init", "model", "augment")
 """Settings, or sections of them, that make another start."""
 Pair = tuple[FinishedRun, FinishedRun]
@@ -49,15 +54,21 @@ class Link:
     def runs(self) -> tuple[FinishedRun, ...]:
         return tuple(run for pair in self.pairs for run in pair)
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What the two runs of a pair are called."""
+        start, run = self.pairs[0]
+        return display.method(start.method), AND_TREES if asks_trees(start, run) else display.method(run.method)
+
     def mean(self, metric: str, of: int) -> float:
         return float(np.mean([pair[of].test.get(metric) for pair in self.pairs]))
 
 
-def find_links(runs: Iterable[FinishedRun]) -> list[Link]:
-    """All links between these runs, in the order of the chain."""
+def find_links(runs: Iterable[FinishedRun], with_trees: Iterable[FinishedRun] = ()) -> list[Link]:
+    """All links between these runs, in the order of the chain. `with_trees`: what some of them answer with their trees."""
     runs = list(runs)
     by_name = {(run.split_sha256, run.name): run for run in runs}
-    starts = ((by_name.get((run.split_sha256, run.started_from or "")), run) for run in runs)
+    starts = ((by_name.get((run.split_sha256, run.started_from or "")), run) for run in (*runs, *with_trees))
     return _grouped((label(start, run), (start, run)) for start, run in starts if start)
 
 
@@ -99,8 +110,13 @@ def _grouped(pairs: Iterable[tuple[str, Pair]]) -> list[Link]:
     return sorted(links, key=order)
 
 
+def asks_trees(start: FinishedRun, run: FinishedRun) -> bool:
+    """Whether the second is the first one with its trees."""
+    return run.folder == folder_of(start.folder)
+
+
 def label(start: FinishedRun, run: FinishedRun) -> str:
-    name = f"{display.method(start.method)} → {display.method(run.method)}"
+    name = f"{display.method(start.method)} → {AND_TREES if asks_trees(start, run) else display.method(run.method)}"
     return f"{name} ({run.tag})" if run.tag else name  # a variant of a sweep is a link of its own
 
 
@@ -168,7 +184,7 @@ def chain_figure(links: Sequence[Link]) -> Figure:
             )
         axis.set_xlim(-0.75, 1.75)
         axis.set_ylim(low - margin, high + margin)
-        axis.set_xticks([0, 1], [display.method(run.method) for run in link.pairs[0]])
+        axis.set_xticks([0, 1], link.ends)
         axis.set_title("\n".join(title))
         axis.grid(False, axis="x")
     axes[0].set_ylabel("test MAP")

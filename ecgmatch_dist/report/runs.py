@@ -1,7 +1,8 @@
 """Find the finished runs in a folder. A folder that cannot be used is reported with the reason; it never ends the report."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from ecgmatch_dist.record.config_file import SavedConfig, read_config
 from ecgmatch_dist.record.environment import Environment, read_environment
 from ecgmatch_dist.record.metrics_file import read_latest
 from ecgmatch_dist.record.result import Result, read_result
+from ecgmatch_dist.record.second_opinion import folder_of, read_together
 from ecgmatch_dist.record.weights import read_notes
 from ecgmatch_dist.terminal.waiting import track
 
@@ -78,6 +80,23 @@ def find_runs(root: Path, report_folder: Path) -> tuple[list[FinishedRun], list[
             reason = f"no {' and no '.join(missing)}: its test metrics are used, the rest is left out"
             problems.append(Problem(folder, "incomplete", reason))
     return sorted(runs, key=lambda run: run.name), sorted(problems, key=lambda p: (p.kind, str(p.folder)))
+
+
+def with_trees(runs: Iterable[FinishedRun], problems: list[Problem]) -> list[FinishedRun]:
+    """What each run and the trees that it has asked answer together, as a further run that began with it. Broken ones are added
+    to `problems`."""
+    found = []
+    for run in runs:
+        try:
+            together = read_together(run.folder)
+        except UserError as error:
+            problems.append(Problem(run.folder, "incomplete", f"{error}; its answers with trees are left out"))
+            continue
+        if together and len(together.thresholds) == len(run.classes):
+            both = replace(run, thresholds=together.thresholds, validation=together.validation, test=together.test)
+            folder = folder_of(run.folder)
+            found.append(replace(both, folder=folder, name=f"{run.name}/{folder.name}", started_from=run.name))
+    return found
 
 
 def find_run_folders(root: Path, skip: Path, depth: int, problems: list[Problem]) -> list[Path]:

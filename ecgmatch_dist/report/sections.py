@@ -88,8 +88,10 @@ def make_sections(
     replicates: int,
     bench: dict[str, list[tuple[int, float]]],
     also: Sequence[str] = (),
+    with_trees: Sequence[FinishedRun] = (),
 ) -> list[Section]:
-    """All sections that have content. `also`: methods to rank beside the paper's."""
+    """All sections that have content. `also`: methods to rank beside the paper's. `with_trees`: what runs answer with the trees
+    that they have asked."""
     main = [study for study in studies if study.kind == "main"]
     test_sets = [(study, column) for study in main for column in study.columns]
     results = [Part("", [results_table(study, split_sizes)]) for study in main]
@@ -100,7 +102,7 @@ def make_sections(
     sections = [
         Section("results", "Results", RESULTS_INTRO, results),
         Section("uncertainty", "How sure is it?", "", uncertainty),
-        Section("chain", "What each link adds", CHAIN_INTRO, chain_parts(studies, split_sizes, assessed)),
+        Section("chain", "What each link adds", CHAIN_INTRO, chain_parts(studies, split_sizes, assessed, with_trees)),
         Section("studies", "What matters", STUDIES_INTRO, settings),
         Section("classes", "By class", "", by_class),
         Section("details", "A closer look", DETAILS_INTRO, [details_part(*test_set) for test_set in test_sets]),
@@ -110,10 +112,12 @@ def make_sections(
     return [section for section in sections if section.parts]
 
 
-def chain_parts(studies: list[Study], split_sizes: SplitSizes, assessed: Assessments) -> list[Part]:
+def chain_parts(
+    studies: list[Study], split_sizes: SplitSizes, assessed: Assessments, with_trees: Sequence[FinishedRun]
+) -> list[Part]:
     """What each link of a chain adds, and what more recordings do, with or without labels."""
     runs = {run.folder: run for study in studies for column in study.columns for run in study.column_runs(column)}
-    links, outlooks = find_links(runs.values()), find_outlooks(studies, split_sizes)
+    links, outlooks = find_links(runs.values(), with_trees), find_outlooks(studies, split_sizes)
     parts = []
     if links:
         drawn = FigureTask("chain", "From start to end", CHAIN_CAPTION, chain_figure, (links,))

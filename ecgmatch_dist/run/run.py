@@ -189,14 +189,13 @@ class Run:
         return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
     def second_opinion(self) -> Opinion:
-        """Trees on measurements of the labelled part, made when a method first asks, and trees that came with the weights of
+        """Trees on measurements of the labelled part, made when they are first asked, and trees that came with the weights of
         the chain. The validation part weighs them."""
-
-        def validate(model: torch.nn.Module) -> Predictions:
-            labels = self.parts.labels["validation"]
-            return predict(model, self._once("validation"), labels, self.ranks.device, self.y_b.dtype)
-
         parts = self.parts
+
+        def predict_by(model: torch.nn.Module, part: str) -> Predictions:
+            return predict(model, self._once(part), parts.labels[part], self.ranks.device, self.y_b.dtype)
+
         labels = parts.labels["labelled"]
 
         def fit() -> MeasurementTrees:
@@ -204,7 +203,7 @@ class Run:
                 parts.store, parts.rows["labelled"], labels, self.seed, public_trees(self.config, self.classes)
             )
 
-        return Opinion(fit, validate, self.logger.say, load_scheme(self.split.scheme).normal)
+        return Opinion(fit, predict_by, self.logger.say, load_scheme(self.split.scheme).normal)
 
     def fit_probe(self) -> None:
         """Replace the classifier of the network that is kept by a linear probe of the labelled part."""

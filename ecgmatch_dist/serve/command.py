@@ -17,6 +17,7 @@ def main(
     host: str = "127.0.0.1",
     nearest: int = 3,
     only: bool = True,
+    trees: bool = False,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     shards: str = "",
     megabytes: float = 32,
@@ -30,6 +31,7 @@ def main(
         host: Address to listen on; the default is this machine alone. There is no password.
         nearest: Number of known cases to show.
         only: Normal is not predicted beside another class; --no-only: each class by its threshold alone.
+        trees: The trees that the run has asked answer, too.
         device: Where the network runs.
         shards: Folder of the shards with the nearest known cases, if it has moved since the training.
         megabytes: Largest request, MiB.
@@ -48,7 +50,7 @@ def main(
         from ecgmatch_dist.web.guard import Limits
         from ecgmatch_dist.web.server import serve
 
-        desk = Desk(Predictor(run, device, nearest=nearest, only=only), shards)
+        desk = Desk(Predictor(run, device, nearest=nearest, only=only, trees=trees), shards)
         limits = Limits(round(megabytes * 2**20), seconds)
         app = make_serve_app(desk, host, limits)
     serve(app, host, port, "drop ECG files here")

@@ -19,7 +19,6 @@ from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.page import render
 from ecgmatch_dist.predict.read import Reader, lead_names
 from ecgmatch_dist.predict.result import Failure
-from ecgmatch_dist.record.result import read_result
 
 MOST_RECORDINGS = 100  # of one request; an HDF5 file may hold any number
 WARNING = "For research. Not a medical device."
@@ -32,8 +31,6 @@ class Desk:
     def __init__(self, model: Predictor, shards: str = "") -> None:
         self.model, self.lock = model, threading.Lock()
         self.known = KnownSignals(model, shards)
-        path = model.folder / "result.json"
-        self.result = read_result(path) if path.is_file() else None
         self.names = dict(zip(model.classes, model.scheme.classes, strict=True))
 
     def reader(self, said: dict[str, str]) -> Reader:
@@ -71,7 +68,7 @@ class Desk:
             if time.monotonic() > until:
                 raise UserError("no time was left for it; send fewer recordings at once")
             prediction = self.model.predict_recording(recording, label)
-            html = render(self.model, recording, prediction, self.known, self.result) if page else None
+            html = render(self.model, recording, prediction, self.known) if page else None
         return prediction.to_json() | ({"page": html} if html else {})
 
 

@@ -74,9 +74,9 @@ def wrapped_roots(arrays: Arrays) -> Arrays:
 
 def many_trees(arrays: Arrays) -> Arrays:
     """Small in a file, large when all of them are asked at once."""
-    number = np.arange(20_001, dtype=np.int32)
+    number = np.arange(100_001, dtype=np.int32)
     leaves = {"feature": np.full(len(number), -1, np.int16), "value": np.zeros(len(number), np.float32)}
-    return leaves | {"right": number, "roots": number, "trees": np.array([20_000, 1], np.int32)}
+    return leaves | {"right": number, "roots": number, "trees": np.array([100_000, 1], np.int32)}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def many_trees(arrays: Arrays) -> Arrays:
         (put("trees", 0, 0), "a class has no tree"),
         (put("trees", 0, 1001), "or others than there are"),
         (wrapped_roots, "a tree begins outside of the nodes"),
-        (many_trees, "it has more than 20,000 trees"),
+        (many_trees, "it has more than 100,000 trees"),
         (put("value", 0, np.nan), "a threshold is not finite"),
         (put("value", -1, 2), "a share not between 0 and 1"),  # the last node is a leaf
         (lambda arrays: arrays | {"value": arrays["value"][:-1]}, "its arrays have different lengths"),

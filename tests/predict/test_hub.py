@@ -9,7 +9,7 @@ import ecgmatch_dist as em
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.export import command
 from ecgmatch_dist.measurements import trees_file
-from ecgmatch_dist.record import hub
+from ecgmatch_dist.record import hub, second_opinion
 from tests.support.prediction import ecg, write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -35,7 +35,8 @@ def publish(cache: Path, folder: Path) -> None:
 def test_a_model_of_the_hub_answers_as_the_run(cache: Path, tmp_path: Path) -> None:
     run = write_model(tmp_path / "run")
     command.main(run, to=tmp_path / "model", onnx=False)
-    assert {path.name for path in (tmp_path / "model").iterdir()} | {trees_file.NAME} == {*hub.FILES}
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names | {trees_file.NAME, *second_opinion.FILES} == {*hub.FILES}
     publish(cache, tmp_path / "model")
     expected = em.load(run, "cpu").predict(ecg(), rate=500)
     for name in ("hub://ward/ecg", "ward/ecg", "ward/ecg@main", f"ward/ecg@{COMMIT}", Path("hub://ward/ecg")):

@@ -1,5 +1,7 @@
 """Links of a chain and what more labels would buy."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from ecgmatch_dist.report.chain import (
 from ecgmatch_dist.report.drawing import style
 from ecgmatch_dist.report.outlook import find_outlooks, outlook_figure, outlook_table
 from ecgmatch_dist.report.run_files import split_sizes
-from ecgmatch_dist.report.runs import FinishedRun, find_runs
+from ecgmatch_dist.report.runs import FinishedRun, find_runs, with_trees
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +175,34 @@ def test_two_numbers_of_labels_are_too_few_for_a_forecast(tmp_path: Path) -> Non
     (outlook,) = find_outlooks(find_studies(found), split_sizes(found, problems))
     assert outlook.fit is None
     assert outlook_table([outlook]).blocks[0].rows[0][-1].text == "–"
+
+
+def test_what_a_run_answers_with_its_trees_is_a_link(tmp_path: Path) -> None:
+    """As good as a better run: the same recordings, other probabilities, read from the folder beside the network's."""
+    for seed in (19, 20, 21):
+        run = factory.write_run(tmp_path, "ecgmatch", seed=seed, quality=0.8)
+        better = factory.write_run(tmp_path / "better", "ecgmatch", seed=seed, quality=2.0)
+        result = json.loads((better / "result.json").read_text())
+        (run / "opinion").mkdir()
+        shutil.copytree(better / "predictions", run / "opinion" / "predictions")
+        together = {name: result[name] for name in ("thresholds", "validation", "test")} | {"share": 0.5}
+        (run / "opinion" / "opinion.json").write_text(json.dumps(together))
+    shutil.rmtree(tmp_path / "better")
+    found, problems = find_runs(tmp_path, tmp_path / "report")
+    answers = with_trees(found, problems)
+    assert not problems
+    assessed = {
+        folder: each
+        for run in found
+        for folder, each in assess([run, *(a for a in answers if a.seed == run.seed)], 100).items()
+    }
+    assert not any(each.contradiction or each.unreadable for each in assessed.values())
+    (link,) = find_links(found, answers)
+    assert (link.label, link.ends) == ("ECGMatch → with its trees", ("ECGMatch", "with its trees"))
+    assert link.mean("map", 1) > link.mean("map", 0) + 0.05
+    (block,) = [block for block in chain_table([link], assessed).blocks if block.title.startswith("MAP")]
+    assert block.rows[0][-1].bold
+    damaged = found[0].folder / "opinion" / "opinion.json"
+    damaged.write_text("{}")
+    assert len(with_trees(found, problems)) == 2
+    assert "left out" in problems[0].reason
