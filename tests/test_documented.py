@@ -190,6 +190,7 @@ def test_a_search_and_what_it_chose(tmp_path: Path, run: Callable[[str], str]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # some fifty commands: five minutes on a quiet machine
 def test_results_and_their_use(tmp_path: Path, run: Callable[[str], str]) -> None:
     """README, docs/ and launch/, at 100 Hz."""
     make_databases(tmp_path / "data" / "raw", 300, databases=["chapman"])

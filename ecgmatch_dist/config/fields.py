@@ -310,7 +310,7 @@ class Config:
         if not self.method.is_start:
             return self
         start = self.supervised() if self.method.needs_labels else self.without_labels()
-        return dataclasses.replace(start, name=self.name, tag=self.tag or start.tag)
+        return dataclasses.replace(start, name=self.name, tag=self.tag or start.tag, method=self.method)
 
     def check_shares(self, ranks: int) -> None:
         """Refuse a global batch that the ranks cannot share evenly. Called before the runs that this one starts from, which

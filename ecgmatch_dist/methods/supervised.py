@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ecgmatch_dist.bank.memory import MemoryBank
 from ecgmatch_dist.config import MethodSettings
+from ecgmatch_dist.config.roles import added
 from ecgmatch_dist.losses import bce
 from ecgmatch_dist.methods.base import Method
 from ecgmatch_dist.methods.views import Views
@@ -20,6 +21,13 @@ class SupervisedSettings(MethodSettings):
     name, title, place = "supervised", "Supervised", 0
     uses_unlabelled = False
     is_start = True
+    measurements: bool = added(False)
+    """Fit trees on ECG measurements to the labelled part, too. They answer beside the network (`ecgmatch predict --trees`), and
+    change nothing of it."""
+
+    @property
+    def asks_trees(self) -> bool:
+        return self.measurements
 
 
 class Supervised(Method[MethodSettings], settings=SupervisedSettings):

@@ -9,7 +9,7 @@ from textwrap import wrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from ecgmatch_dist.record.second_opinion import folder_of
+from ecgmatch_dist.record.second_opinion import FOLDER, folder_of
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.assess import Assessments
 from ecgmatch_dist.report.drawing import INK, method_colour, panels
@@ -58,7 +58,7 @@ class Link:
     def ends(self) -> tuple[str, str]:
         """What the two runs of a pair are called."""
         start, run = self.pairs[0]
-        return display.method(start.method), AND_TREES if asks_trees(start, run) else display.method(run.method)
+        return title(start), AND_TREES if asks_trees(start, run) else title(run)
 
     def mean(self, metric: str, of: int) -> float:
         return float(np.mean([pair[of].test.get(metric) for pair in self.pairs]))
@@ -66,9 +66,12 @@ class Link:
 
 def find_links(runs: Iterable[FinishedRun], with_trees: Iterable[FinishedRun] = ()) -> list[Link]:
     """All links between these runs, in the order of the chain. `with_trees`: what some of them answer with their trees."""
-    runs = list(runs)
+    runs, with_trees = list(runs), list(with_trees)
     by_name = {(run.split_sha256, run.name): run for run in runs}
-    starts = ((by_name.get((run.split_sha256, run.started_from or "")), run) for run in (*runs, *with_trees))
+    starts = [(by_name.get((run.split_sha256, run.started_from or "")), run) for run in (*runs, *with_trees)]
+    # What the unlabelled recordings still add where trees answer, too.
+    bounds = {run.split_sha256: run for run in with_trees if run.method == "supervised"}
+    starts += [(bounds.get(run.split_sha256), run) for run in with_trees if run.method != "supervised"]
     return _grouped((label(start, run), (start, run)) for start, run in starts if start)
 
 
@@ -115,8 +118,13 @@ def asks_trees(start: FinishedRun, run: FinishedRun) -> bool:
     return run.folder == folder_of(start.folder)
 
 
+def title(run: FinishedRun) -> str:
+    name = display.method(run.method)
+    return f"{name} {AND_TREES}" if run.folder.name == FOLDER else name
+
+
 def label(start: FinishedRun, run: FinishedRun) -> str:
-    name = f"{display.method(start.method)} → {AND_TREES if asks_trees(start, run) else display.method(run.method)}"
+    name = f"{title(start)} → {AND_TREES if asks_trees(start, run) else title(run)}"
     return f"{name} ({run.tag})" if run.tag else name  # a variant of a sweep is a link of its own
 
 
