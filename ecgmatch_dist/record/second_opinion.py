@@ -1,7 +1,7 @@
 """`opinion/` in the folder of a run whose method asks trees: what its network and its trees answer together.
 
     opinion.json              the share of the trees, thresholds, metrics on validation and test
-    trees.safetensors         the trees of the labelled part
+    trees.safetensors         the trees of the labelled part; without it, those beside the model's weights
     public.safetensors        the trees that came with the weights, if any did
     calibration.json, predictions/     as in the run folder, of both together
 
@@ -122,7 +122,8 @@ def load_opinion(run: Path, classes: Sequence[str], rate: float, normal: int | N
     if (folder / PUBLIC).is_file():
         forests, names = load_trees(folder / PUBLIC)
         public = PublicTrees(forests, same_classes=list(names) == list(classes))
-    own, names = load_trees(folder / OWN, len(public.forests.trees) if public else 0)
+    path = folder / OWN if (folder / OWN).is_file() else run / OWN
+    own, names = load_trees(path, len(public.forests.trees) if public else 0)
     if list(names) != list(classes):
-        raise UserError(f"{folder / OWN}: trees of the classes {', '.join(names)}, not of the model's; {AGAIN}")
+        raise UserError(f"{path}: trees of the classes {', '.join(names)}, not of the model's; {AGAIN}")
     return SecondOpinion(together, MeasurementTrees(own, rate, public), read_calibration(folder, len(classes)), normal)

@@ -219,3 +219,14 @@ def test_the_command_answers_with_trees(
 def test_a_model_that_has_asked_no_trees_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no trees to ask .*few_labels"):
         em.load(write_model(tmp_path / "run"), "cpu", trees=True)
+
+
+def test_the_included_model_has_trees_that_answer() -> None:
+    """Its trees are those that go with the weights; share and thresholds lie beside them."""
+    both, alone = (em.load("chapman_ptbxl", "cpu", trees=trees) for trees in (True, False))
+    assert both.opinion
+    assert both.opinion.together.test.map > 0.85
+    assert both.tested == both.opinion.together.test
+    assert alone.tested is None
+    found, network = (numbers([model.predict(ecg(), rate=500)])[0] for model in (both, alone))
+    assert np.abs(found - network).max() > 1e-3
