@@ -42,7 +42,7 @@ test-cluster: $(STAMP) ## the tests that need a real Slurm (Debian packages, roo
 	SLURM_LAB_GPUS=2 slurm/lab/with-slurm $(BIN)/python -m pytest -m cluster --timeout=900 tests/cluster
 
 FUZZ ?= 4000
-fuzz: $(STAMP) ## FUZZ mutations of each of 29 formats: no traceback, no hang, no memory (an hour; docs/reliability.md)
+fuzz: $(STAMP) ## FUZZ mutations of each of 30 formats: no traceback, no hang, no memory (an hour; docs/reliability.md)
 	FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout=0 tests/fuzz tests/data/test_index.py
 
 KILLS ?= 1000

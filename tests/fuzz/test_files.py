@@ -31,6 +31,7 @@ from ecgmatch_dist.measurements.trees_file import load_trees, save_trees
 from ecgmatch_dist.record.config_file import read_config, to_file
 from ecgmatch_dist.record.predictions import read_predictions, write_arrays
 from ecgmatch_dist.record.result import read_result
+from ecgmatch_dist.record.second_opinion import read_together
 from ecgmatch_dist.record.weights import ModelNotes, load_weights, save_weights
 from ecgmatch_dist.recovery.checkpoint import Checkpointer
 from tests.support.mutate import bounded_memory, fuzz, mutated, refused_at_most
@@ -69,12 +70,18 @@ def read_trees(path: Path) -> None:
     assert ((p >= 0) & (p <= 1)).all()
 
 
+def write_opinion(path: Path) -> None:
+    result = example_result()
+    write_json(path, {name: result[name] for name in ("thresholds", "validation", "test")} | {"share": 0.5})
+
+
 FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "result.json": (lambda path: write_json(path, example_result()), read_result),
     "config.json": (lambda path: write_json(path, to_file(Config(split=Path("s.json")))), read_config),
     "best.safetensors": (write_weights, load_weights),
     "trees.safetensors": (write_trees, read_trees),
     "test.npz": (write_predictions, read_predictions),
+    "opinion/opinion.json": (write_opinion, lambda path: read_together(path.parents[1])),
 }
 TOML: dict[str, tuple[str, Callable[[str], object]]] = {
     "recipe": ("shards/ptbxl.toml", load_recipe),
@@ -90,6 +97,7 @@ TOML: dict[str, tuple[str, Callable[[str], object]]] = {
 def test_files_of_a_run(tmp_path: Path, name: str, data: st.DataObject) -> None:
     write, read = FILES[name]
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     if not (tmp_path / "good").exists():
         write(tmp_path / "good")
     path.write_bytes(data.draw(mutated((tmp_path / "good").read_bytes())))

@@ -166,7 +166,8 @@ def changed(**values: object) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (changed(share=1.5), "share = 1.5: between 0 and 1"),
+        (changed(share=1.5), "share is 1.5: between 0 and 1"),
+        (changed(thresholds=[0.5, float("nan")]), "a threshold is nan"),
         (changed(thresholds=[0.5]), "1 thresholds for 2 classes"),
         (changed(format=99), "format 99"),
         (changed(more=1), "more"),
