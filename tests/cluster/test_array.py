@@ -134,9 +134,16 @@ def test_two_hundred_jobs(lab: Lab, data: Path, tmp_path: Path, capsys: pytest.C
     assert "200" in capsys.readouterr().out
     timed("all jobs", lambda: wait_until(lambda: not slurm.queue(), "200 jobs", limit=600, every=1))
     (array_id,) = array.array_ids(jobs.values())
-    account = ["sacct", "-X", "-n", "-P", "-o", "JobID,Start,End", "-j", array_id]
-    text = subprocess.run(account, check=True, capture_output=True, text=True).stdout
-    times = {job: (start, end) for job, start, end in (line.split("|") for line in text.split())}
+    times: dict[str, tuple[str, str]] = {}
+
+    def accounted() -> bool:
+        """The database learns of a job's end a while after the queue."""
+        account = ["sacct", "-X", "-n", "-P", "-o", "JobID,Start,End", "-j", array_id]
+        text = subprocess.run(account, check=True, capture_output=True, text=True).stdout
+        times.update({job: (start, end) for job, start, end in (line.split("|") for line in text.split())})
+        return all(times.get(job, ("", "Unknown"))[1] not in ("", "Unknown") for job in jobs.values())
+
+    wait_until(accounted, "the accounts of 200 jobs", every=1)
     for seed in seeds:
         start, run = (times[jobs[f"within-chapman@0.2.s{seed}.{method}"]] for method in ("supervised", "ecgmatch"))
         assert start[1] <= run[0], seed
