@@ -102,9 +102,9 @@ def read_together(run: Path) -> Together | None:
     value = read_object(path, AGAIN)
     check_format(value, FORMAT, path, AGAIN)
     found = convert(value, Together, str(path))
-    for name, value in (("share", found.share), *(("a threshold", each) for each in found.thresholds)):
-        if not 0 <= value <= 1:
-            raise UserError(f"{path}: {name} is {value}: between 0 and 1; {AGAIN}")
+    for name, number in (("share", found.share), *(("a threshold", each) for each in found.thresholds)):
+        if not 0 <= number <= 1:
+            raise UserError(f"{path}: {name} is {number}: between 0 and 1; {AGAIN}")
     return found
 
 
