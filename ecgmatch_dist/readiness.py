@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ecgmatch_dist.config import Config
+from ecgmatch_dist.config import Config, parted
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
@@ -17,7 +17,6 @@ from ecgmatch_dist.distributed.collectives import all_sum_nograd
 from ecgmatch_dist.distributed.session import Ranks
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.presets import fitting
-from ecgmatch_dist.record.ancestors import parted
 from ecgmatch_dist.record.folder import RunFolder
 from ecgmatch_dist.record.hub import model_folder, weights_file
 from ecgmatch_dist.record.start_weights import FREE, check_not_seen, check_public_trees, starting_weights
@@ -54,8 +53,9 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
     store, meant = open_store(config, split), config.data
     found = f"{store.rate} Hz, 12 x {store.length}"
     if meant.rate not in (0, store.rate) or meant.length not in (0, store.length):
-        builds = [name for name, made in BUILDS.items() if (made.rate, made.length) == (meant.rate, meant.length)]
-        ways = [f"build them anew with `ecgmatch shards build --preset {name}`" for name in builds[:1]]
+        same = [(name, made) for name, made in BUILDS.items() if (made.rate, made.length) == (meant.rate, meant.length)]
+        builds = {made: name for name, made in reversed(same)}  # one name of each way to preprocess, the first
+        ways = [f"build them anew with `ecgmatch shards build --preset {name}`" for name in reversed(builds.values())]
         ways += [
             f"give --preset {' or --preset '.join(names)}" for names in [fitting(store.rate, store.length)] if names
         ]

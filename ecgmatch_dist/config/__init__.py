@@ -4,8 +4,6 @@ from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.fields import (
     OPINION,
-    PIN,
-    WITH_TREES,
     Augment,
     Bank,
     Config,
@@ -18,8 +16,10 @@ from ecgmatch_dist.config.method import MethodSettings, method_settings, methods
 from ecgmatch_dist.config.passes import fitted
 from ecgmatch_dist.config.roles import Role, added, draw, execution
 from ecgmatch_dist.config.saved import first_difference, flatten, from_json, role
+from ecgmatch_dist.config.weights import DIGITS, PIN, WITH_TREES, parted
 
 __all__ = [
+    "DIGITS",
     "OPINION",
     "PIN",
     "WITH_TREES",
@@ -43,5 +43,6 @@ __all__ = [
     "from_json",
     "method_settings",
     "methods",
+    "parted",
     "role",
 ]

@@ -10,7 +10,6 @@ and the report's grouping of runs follow from the roles. Importing this module d
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from ecgmatch_dist.config.backbones import backbones
 from ecgmatch_dist.config.data import Data
 from ecgmatch_dist.config.method import MethodSettings, method_settings
 from ecgmatch_dist.config.roles import added, draw, execution
+from ecgmatch_dist.config.weights import PIN, without_trees
 from ecgmatch_dist.errors import require
 
 
@@ -194,9 +194,6 @@ class Runtime:
     """A collective operation that takes longer ends the run with an error."""
 
 
-PIN, WITH_TREES = "#", "+"
-"""In `Config.weights` of a run that has begun: name, PIN, checksum of the weights and, of a run that asks the trees that came
-with them, WITH_TREES and their checksum."""
 OPINION = 2
 """Version of what is measured on an ECG, and of how the trees' opinion on it is mixed (`measurements/`). Raise it with every
 change: runs that ask trees get another fingerprint, and published trees, which know measurements by number, are not asked."""
@@ -279,7 +276,7 @@ class Config:
             tag=f"member{member + 1}" if member else "",
             member=member,
             method=method_settings("supervised")(),
-            weights=re.sub(rf"({PIN}[0-9a-f]+){re.escape(WITH_TREES)}[0-9a-f]+$", r"\1", self.weights),
+            weights=without_trees(self.weights),
             init="scratch",
             bank=Bank(),
             optim=self.pretrain,
@@ -296,6 +293,7 @@ class Config:
             tag="",
             member=0,
             method=method,
+            weights=without_trees(self.weights),
             selfsupervised=method.name,
             init="scratch",
             augment=dataclasses.replace(self.augment, labelled="weak"),
@@ -310,7 +308,8 @@ class Config:
         if not self.method.is_start:
             return self
         start = self.supervised() if self.method.needs_labels else self.without_labels()
-        return dataclasses.replace(start, name=self.name, tag=self.tag or start.tag, method=self.method)
+        start = dataclasses.replace(start, method=self.method, weights=self.weights)
+        return dataclasses.replace(start, name=self.name, tag=self.tag or start.tag)
 
     def check_shares(self, ranks: int) -> None:
         """Refuse a global batch that the ranks cannot share evenly. Called before the runs that this one starts from, which

@@ -13,6 +13,7 @@ from ecgmatch_dist.metrics import macro_ap
 from ecgmatch_dist.network.backbones.base import Output
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+EPSILON = 1e-6
 Probabilities = Callable[[Tensor], Tensor]
 """Signals [b, 12, T] -> probabilities [b, C]."""
 
@@ -26,6 +27,11 @@ def mixture(p: Tensor, trees: Tensor, share: float | Tensor, normal: int | None)
     is_normal = torch.arange(p.shape[-1], device=p.device) == normal
     no_other = torch.where(is_normal, 1, 1 - p).prod(-1, keepdim=True)
     return torch.where(is_normal, (p * no_other).sqrt(), p)
+
+
+def as_measured(trees: Tensor) -> Tensor:
+    """The trees' probabilities as `evaluate.predict` returns them: by way of logits, so none is 0 or 1."""
+    return trees.logit(eps=EPSILON).sigmoid()
 
 
 class Opinion:
@@ -86,4 +92,4 @@ class _Asked(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         p = self.ask(x)
-        return Output(p[:, :0], p.logit(eps=1e-6))
+        return Output(p[:, :0], p.logit(eps=EPSILON))

@@ -38,6 +38,25 @@ class OtherMeasurements(UserError):
 def save_trees(path: Path, forests: Forests, classes: Sequence[str], answers: int = 0) -> None:
     """Write forests. They read the measurements, and behind them so many `answers` of other trees. Shares are rounded to
     float32, thresholds down to it: measurements are float32, so none changes its side. Refuses what `load_trees` would."""
+    if wrong := why_not_saved(forests, answers):
+        raise UserError(f"{path}: {wrong}; export the model without --trees")
+    notes = {"format": FORMAT, "classes": list(classes), "measurements": number_of_measurements(), "version": OPINION}
+    notes |= {"answers": answers} if answers else {}
+    content = save(as_arrays(forests), {"notes": json.dumps(notes, sort_keys=True)})
+    write_atomic(path, lambda to: to.write_bytes(content))
+
+
+def why_not_saved(forests: Forests, answers: int = 0) -> str:
+    """Why these forests cannot have a file; empty: they can."""
+    return what_is_wrong(as_arrays(forests), len(forests.trees), number_of_measurements() + answers)
+
+
+def as_saved(forests: Forests) -> Forests:
+    """The forests as `load_trees` returns them from their file."""
+    return as_forests(as_arrays(forests))
+
+
+def as_arrays(forests: Forests) -> dict[str, NDArray[Any]]:
     own = np.arange(len(forests.feature))
     leaf = forests.left == own
     assert np.array_equal(forests.left[~leaf], own[~leaf] + 1), "a left child is the next node"
@@ -48,13 +67,7 @@ def save_trees(path: Path, forests: Forests, classes: Sequence[str], answers: in
         "roots": forests.roots,
         "trees": forests.trees,
     }
-    notes = {"format": FORMAT, "classes": list(classes), "measurements": number_of_measurements(), "version": OPINION}
-    notes |= {"answers": answers} if answers else {}
-    tensors = {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
-    if wrong := what_is_wrong(tensors, len(classes), number_of_measurements() + answers):
-        raise UserError(f"{path}: {wrong}; export the model without --trees")
-    content = save(tensors, {"notes": json.dumps(notes, sort_keys=True)})
-    write_atomic(path, lambda to: to.write_bytes(content))
+    return {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
 
 
 def rounded_down(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -88,7 +88,9 @@ def main(
         print(f"pages: {show.finish()}")
     if failed:
         reasons = f"; the reasons are in {out}" if out else ""
-        silent = any(ref.path.exists() and (ref.item is not None or ref.path.suffix.lower() in SILENT) for ref in refs)
+        silent = any(
+            os.path.exists(ref.path) and (ref.item is not None or ref.path.suffix.lower() in SILENT) for ref in refs
+        )
         silent &= not (rate and unit and leads)
         remedy = "; what CSV, NPY and HDF5 files do not say: --rate 500 --unit mV --leads 'I II V1'" if silent else ""
         raise UserError(f"{failed:,} of {len(refs):,} recordings could not be predicted{reasons}{remedy}")
@@ -98,7 +100,7 @@ def fill(out: Path, model: Predictor, refs: list[RecordRef], reader: Reader, wor
     """Write the table, or what it still lacks. Returns the number of failures."""
     weights = checksum(model.weights)
     about = {"weights": weights, "only": model.only, "nearest": model.count, "rate": reader.rate, "unit": reader.unit}
-    about |= {"trees": True} if model.opinion else {}
+    about |= {"trees": model.opinion.checksum} if model.opinion else {}
     lock = out.with_name(f".{out.name}.lock")
     taken = f"{out}: another command is writing this table; wait for it, or give another --out"
     with (

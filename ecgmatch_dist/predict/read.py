@@ -1,6 +1,7 @@
 """Files -> inputs of the network, read and preprocessed in parallel processes, in order, a bounded number ahead."""
 
 import multiprocessing
+import os
 import signal
 import threading
 import warnings
@@ -52,7 +53,7 @@ class Reader:
                 warnings.simplefilter("ignore")  # of libraries about damaged files: the answer has flags and a reason
                 return prepare(self.read(ref), self.inputs, label(ref))
         except (Rejected, UserError) as error:
-            gone = not ref.path.exists() and not header_of(ref.path).exists()
+            gone = not os.path.exists(ref.path) and not os.path.exists(header_of(ref.path))  # never raises
             return Failure(label(ref), "No such file" if gone else one_sentence(str(error)))
         except Exception as error:  # one strange file must not end the work on 100,000
             return Failure(label(ref), f"unreadable: {type(error).__name__}: {error}")

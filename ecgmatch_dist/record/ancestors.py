@@ -6,21 +6,20 @@ the runs from one to the next until there is none, or until a folder is exported
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecgmatch_dist.config import PIN, WITH_TREES
+from ecgmatch_dist.config import DIGITS, WITH_TREES, parted
 from ecgmatch_dist.data import archive
+from ecgmatch_dist.data.index import file_sha256
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.record.hub import INCLUDED, LICENCES, model_folder, weights_file
 
-DIGITS = 16  # of the SHA-256
 KEY = "begun_with"
 """In config.json of an exported model: the models before it, the nearest first."""
 ARCHIVE = "archive"
@@ -105,15 +104,8 @@ def from_archive(folder: Path) -> bool:
     return settings.get(ARCHIVE) is True or (named and read)
 
 
-def parted(weights: str) -> tuple[str, str]:
-    """Name and checksum of `Config.weights`; without one, an empty text."""
-    checksum = f"[0-9a-f]{{{DIGITS}}}"
-    match = re.fullmatch(rf"(.+){PIN}({checksum}(?:{re.escape(WITH_TREES)}{checksum})?)", weights, re.DOTALL)
-    return (match[1], match[2]) if match else (weights, "")
-
-
 def file_checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    return file_sha256(path)[:DIGITS]
 
 
 def _find(name: str, checksum: str, beside: Path) -> Ancestor:

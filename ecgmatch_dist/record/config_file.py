@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecgmatch_dist.config import Config, first_difference
+from ecgmatch_dist.config import Config, first_difference, from_json
 from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.files.strict import check_format, read_object
 
@@ -18,6 +18,13 @@ class SavedConfig:
 
     settings: dict[str, Any]
     fingerprint: str
+
+    def is_of_today(self) -> bool:
+        """Whether this version would give a run with these settings the same fingerprint. Not if it measures otherwise."""
+        try:
+            return from_json(self.settings).fingerprint() == self.fingerprint
+        except (UserError, TypeError, ValueError):  # settings that this version does not know
+            return False
 
     def check(self, config: Config, folder: Path) -> None:
         """Refuse a folder that holds a run with other settings."""

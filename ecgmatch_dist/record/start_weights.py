@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ecgmatch_dist.config import PIN, WITH_TREES, Config, Model
+from ecgmatch_dist.config import DIGITS, PIN, WITH_TREES, Config, Model, parted
 from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.distributed.collectives import all_sum_nograd, from_rank_0
@@ -16,7 +16,7 @@ from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.measurements import trees_file
 from ecgmatch_dist.measurements.trees import PublicTrees
 from ecgmatch_dist.network.model import build_model
-from ecgmatch_dist.record.ancestors import DIGITS, Ancestor, ancestors, file_checksum, from_archive, parted, trained_on
+from ecgmatch_dist.record.ancestors import Ancestor, ancestors, file_checksum, from_archive, trained_on
 from ecgmatch_dist.record.hub import model_folder, weights_file, why_no_weights
 from ecgmatch_dist.record.weights import REMEDY, load_weights
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ecgmatch_dist.config import flatten, from_json, role
+from ecgmatch_dist.config import flatten, role
 from ecgmatch_dist.errors import UserError
-from ecgmatch_dist.record.config_file import SavedConfig, read_config
+from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.environment import Environment, read_environment
 from ecgmatch_dist.record.metrics_file import read_latest
 from ecgmatch_dist.record.result import Result, read_result
@@ -137,18 +137,10 @@ def read_run(folder: Path, known: dict[str, dict[str, Any]]) -> FinishedRun:
         settings["runtime.precision"] = result.precision  # the configuration may say `auto`
     if result.tag == "chosen":  # `ecgmatch sweep --chosen`: one recipe, although its weights differ between databases
         settings |= {key: "chosen by validation" for key in settings if key.startswith("method.lambda")}
-    if settings.get("method.measurements") and not is_of_today(config):
+    if settings.get("method.measurements") and not config.is_of_today():
         settings["method.measurements of"] = "another version"  # other numbers, by settings that are the same
     settings = known.setdefault(json.dumps(settings, sort_keys=True), settings)
     return FinishedRun(**{**vars(result), "name": folder.name}, folder=folder, settings=settings)
-
-
-def is_of_today(config: SavedConfig) -> bool:
-    """Whether this version would give a run with these settings the same fingerprint. Not if it measures otherwise."""
-    try:
-        return from_json(config.settings).fingerprint() == config.fingerprint
-    except (UserError, TypeError, ValueError):  # settings that this version does not know
-        return False
 
 
 def result_settings(config: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ecgmatch_dist.evaluate import Best, Predictions, predict
 from ecgmatch_dist.learner import Learner
 from ecgmatch_dist.measurements.opinion import Opinion
 from ecgmatch_dist.measurements.trees import MeasurementTrees, fit_trees
+from ecgmatch_dist.measurements.trees_file import as_saved
 from ecgmatch_dist.methods.views import Views
 from ecgmatch_dist.metrics import Metrics
 from ecgmatch_dist.network.optim import pack_optimizer, unpack_optimizer
@@ -188,9 +189,9 @@ class Run:
         labels = self.parts.labels[part][:limit]
         return predict(self.kept, batches, labels, device, self.y_b.dtype, crop, precision)
 
-    def second_opinion(self) -> Opinion:
+    def second_opinion(self, saved: bool = False) -> Opinion:
         """Trees on measurements of the labelled part, made when they are first asked, and trees that came with the weights of
-        the chain. The validation part weighs them."""
+        the chain. The validation part weighs them. `saved`: as their file will have them, rounded."""
         parts = self.parts
 
         def predict_by(model: torch.nn.Module, part: str) -> Predictions:
@@ -199,9 +200,9 @@ class Run:
         labels = parts.labels["labelled"]
 
         def fit() -> MeasurementTrees:
-            return fit_trees(
-                parts.store, parts.rows["labelled"], labels, self.seed, public_trees(self.config, self.classes)
-            )
+            public = public_trees(self.config, self.classes)
+            trees = fit_trees(parts.store, parts.rows["labelled"], labels, self.seed, public)
+            return MeasurementTrees(as_saved(trees.forests), trees.rate, public) if saved else trees
 
         return Opinion(fit, predict_by, self.logger.say, load_scheme(self.split.scheme).normal)
 

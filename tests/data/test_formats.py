@@ -59,7 +59,9 @@ def test_an_archive_of_anonymous_files_is_not_of_one_patient(tmp_path: Path, x: 
     assert read(tmp_path / "ecg.edf").patient == ""
 
 
-@pytest.mark.parametrize("text", ["P-7", "007", "x12", "10", "Nonenmacher", "na-12", "A0"])
+@pytest.mark.parametrize(
+    "text", ["P-7", "007", "x12", "10", "Nonenmacher", "na-12", "A0", "ANONYM001", "anonymous_0042"]
+)
 def test_a_patients_number_is_kept(text: str) -> None:
     assert known_patient(text) == text
 

@@ -39,7 +39,7 @@ def opinion(trust: bool, normal: int | None = None) -> Opinion:
     answers = iter([1 - truth, truth] if trust else [truth, 1 - truth])  # the networks' answer, then the trees'
     return Opinion(
         Lead,  # type: ignore[arg-type]
-        lambda _: Predictions(truth, next(answers).astype(np.float64), np.zeros((2, 0))),
+        lambda _model, _part: Predictions(truth, next(answers).astype(np.float64), np.zeros((2, 0))),
         lambda _: None,
         normal,
     )

@@ -64,6 +64,8 @@ def test_a_loaded_model_answers_as_the_run_did(finished: Path, data: Path, part:
     saved = read_predictions(predictions_file(folder_of(finished), part))
     both, alone = (answers(finished, data, part, trees) for trees in (True, False))
     np.testing.assert_allclose(numbers(both), saved.probabilities, atol=3e-6)
+    marks = list(both[0].thresholds.values())
+    assert ((numbers(both) >= marks) == (saved.probabilities >= marks)).all()  # a threshold is one of these numbers
     np.testing.assert_allclose(
         numbers(alone), read_predictions(predictions_file(finished, part)).probabilities, atol=3e-6
     )
@@ -92,7 +94,7 @@ def test_a_run_of_an_older_version_gets_it_by_the_same_command(finished: Path, d
     again = tmp_path / "runs" / finished.name
     shutil.rmtree(folder_of(again))
     before = {path.name: path.read_bytes() for path in folder_of(finished).iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=r"^--trees: .* has no trees to ask .*remove result.json"):
+    with pytest.raises(UserError, match=r"^--trees: .* has no trees to ask .*rename result.json"):
         em.load(again, "cpu", trees=True)
     (again / "result.json").unlink()
     optim = Optim(steps=2, labelled_batch=8, unlabelled_batch=16)
@@ -155,6 +157,9 @@ def test_the_windows_of_a_recording_count_as_one(opinion: tuple[Path, Measuremen
     np.testing.assert_allclose(found, mixture(torch.from_numpy(p), mean, 0.5, 1).numpy(), atol=1e-6)
 
 
+NOT_THESE = "these are not the trees that opinion.json was measured with"
+
+
 def changed(**values: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "opinion.json"
@@ -172,9 +177,11 @@ def changed(**values: object) -> Callable[[Path], None]:
         (changed(format=99), "format 99"),
         (changed(more=1), "more"),
         (lambda folder: (folder / "opinion.json").write_text("[]"), "instead of an object"),
-        (lambda folder: (folder / "trees.safetensors").write_bytes(b"cut"), "not the trees of a model"),
-        (lambda folder: (folder / "public.safetensors").unlink(), "read the answers of other trees"),
-        (lambda folder: shutil.copy(folder / "public.safetensors", folder / "trees.safetensors"), "other trees"),
+        (lambda folder: (folder / "trees.safetensors").write_bytes(b"cut"), NOT_THESE),
+        (lambda folder: (folder / "trees.safetensors").rename(folder.parent / "trees.safetensors"), ""),  # of an export
+        (lambda folder: (folder / "trees.safetensors").unlink(), NOT_THESE),
+        (lambda folder: (folder / "public.safetensors").unlink(), NOT_THESE),
+        (lambda folder: shutil.copy(folder / "public.safetensors", folder / "trees.safetensors"), NOT_THESE),
     ],
 )
 def test_a_damaged_folder_is_a_sentence(
@@ -182,6 +189,9 @@ def test_a_damaged_folder_is_a_sentence(
 ) -> None:
     folder = opinion[0]
     damage(folder_of(folder))
+    if not told:
+        assert load_opinion(folder, ("A", "B"), 100, None).trees.public
+        return
     with pytest.raises(UserError, match=told):
         load_opinion(folder, ("A", "B"), 100, None)
 
