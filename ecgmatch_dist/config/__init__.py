@@ -16,7 +16,7 @@ from ecgmatch_dist.config.method import MethodSettings, method_settings, methods
 from ecgmatch_dist.config.passes import fitted
 from ecgmatch_dist.config.roles import Role, added, draw, execution
 from ecgmatch_dist.config.saved import first_difference, flatten, from_json, role
-from ecgmatch_dist.config.weights import DIGITS, PIN, WITH_TREES, parted
+from ecgmatch_dist.config.weights import DIGITS, PIN, WITH_TREES, parted, without_trees
 
 __all__ = [
     "DIGITS",
@@ -45,4 +45,5 @@ __all__ = [
     "methods",
     "parted",
     "role",
+    "without_trees",
 ]

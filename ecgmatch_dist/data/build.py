@@ -28,7 +28,7 @@ from ecgmatch_dist.data.label_check import (
     some_codes,
     tell,
 )
-from ecgmatch_dist.data.label_file import complete_missing
+from ecgmatch_dist.data.label_file import complete_missing, told
 from ecgmatch_dist.data.label_table import LabelTable
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.manifest import read_rejects as read_rejects_file
@@ -103,7 +103,10 @@ def _annotations(
         return key if (key := recipe.key(stem(cell))) in keys else ""
 
     def find_columns(source: LabelSource, table: LabelTable) -> LabelSource:
-        return complete_missing(source, table, scheme, find)
+        found = complete_missing(source, table, scheme, find)
+        if found != source:
+            print(f"note: {told(found, table, scheme)}")
+        return found
 
     if labels is not None:
         return read_annotations(recipe, LabelSource(source="csv", file=str(labels)), labels, stem, find_columns)

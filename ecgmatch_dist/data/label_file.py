@@ -12,6 +12,7 @@ from ecgmatch_dist.data.label_table import LabelTable, read_table
 from ecgmatch_dist.data.labels import LabelScheme
 from ecgmatch_dist.data.segments import recording_of
 from ecgmatch_dist.errors import UserError
+from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.files.strict import read_toml
 
 CODES = ("dx", "codes", "code", "labels", "label", "diagnosis", "diagnoses", "classes", "class", "scp_codes")
@@ -24,6 +25,8 @@ Relabelled = dict[str, dict[str, str]]
 @dataclass(frozen=True)
 class LabelFile:
     name: str
+    columns: str
+    """Where it says what, in words."""
     sha256: str
     codes: Relabelled
     patients: dict[str, str]
@@ -47,7 +50,7 @@ def read_label_file(path: Path, ids: Iterable[str], scheme: LabelScheme) -> Labe
     strangers = tuple(name[1:] for name in found if name.startswith("?"))
     known = {name: found[recording] for name in ids if (recording := recording_of(name)) in found}
     patients = {name: annotation.patient for name, annotation in known.items() if annotation.patient}
-    return LabelFile(path.name, file_sha256(path), by_database(known), patients, strangers)
+    return LabelFile(path.name, told(source, table, scheme), file_sha256(path), by_database(known), patients, strangers)
 
 
 def by_database(annotations: dict[str, Annotation]) -> Relabelled:
@@ -109,9 +112,8 @@ def complete_missing(
 def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]) -> LabelSource:
     """Fill in the columns that `source` leaves open."""
     if not source.record:
-        hits = {column: sum(bool(find(cell)) for cell in table.column(column)) for column in table.columns}
-        best = max(hits, key=lambda column: hits[column], default="")
-        if not best or not hits[best]:
+        best = _names_recordings(table, find)
+        if not best:
             some = ", ".join(next(iter(table.rows), {"": "nothing"}).values())
             raise UserError(
                 f"{table.file}: no column names the recordings of these shards; its first row is {some:.60}; if one does, "
@@ -144,6 +146,34 @@ def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: 
             f"call it `dx`, or name it in the recipe or in a .toml file (`codes = ...`)"
         )
     return replace(source, codes=best)
+
+
+def _names_recordings(table: LabelTable, find: Callable[[str], str]) -> str:
+    """The column that names most recordings; empty: none does. Numbers of patients and ages may be names of files, too: such
+    columns are left out. Two that are equally good must agree."""
+    found = {
+        column: [find(cell) for cell in table.column(column)]
+        for column in table.columns
+        if column.casefold() not in (*PATIENT, *FOLD, "age", "sex")
+    }
+    hits = {column: len({*names} - {""}) for column, names in found.items()}
+    best = max(hits, key=lambda column: hits[column], default="")
+    if not best or not hits[best]:
+        return ""
+    rivals = [column for column in found if hits[column] == hits[best] and found[column] != found[best]]
+    if rivals:
+        raise UserError(
+            f"{table.file}: its columns {best} and {rivals[0]} both name recordings, and not the same ones; say which it is in "
+            "the recipe or in a .toml file (`record = ...`)"
+        )
+    return best
+
+
+def told(source: LabelSource, table: LabelTable, scheme: LabelScheme) -> str:
+    """Where a table says what, for people to check."""
+    codes = source.codes or "a column per class: " + ", ".join(class_columns(table, source, scheme)[:SHOWN])
+    patients = f", patients in {source.patient}" if source.patient else ""
+    return plain_line(f"{table.file.name}: recordings in the column {source.record}, labels in {codes}{patients}")
 
 
 def read_names(path: Path, ids: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -209,7 +209,7 @@ def notes_about(store: ShardStore, scheme: str, file: LabelFile | None) -> list[
     values, numbers = codes_of(store, file.codes)
     mine = np.array([name in file.codes for name in store.databases])[store.database_of(np.arange(len(store)))]
     without = np.flatnonzero(mine & np.array([not codes for codes in values])[numbers])
-    found = note_only(count_codes(store, file), load_scheme(scheme))
+    found = [file.columns, *note_only(count_codes(store, file), load_scheme(scheme))]
     return found + complain_about_names(
         f"recordings have no label in {file.name} and are unlabelled", store.ids(without)
     )

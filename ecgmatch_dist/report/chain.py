@@ -1,6 +1,7 @@
 """What each link of a chain adds: every run against the run that it started from, and chains that begin otherwise against the
 plain one, on the same test recordings."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from textwrap import wrap
 import numpy as np
 from matplotlib.figure import Figure
 
+from ecgmatch_dist.config import without_trees
 from ecgmatch_dist.record.second_opinion import FOLDER, folder_of
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.assess import Assessments
@@ -27,7 +29,8 @@ BRACKETS = (
 )
 NOTE = (
     "A run minus the run whose weights it started from; with its trees: the answer of the network and of the trees that the "
-    "method has asked (`ecgmatch predict --trees`) minus that of the network. " + BRACKETS
+    "method has asked (`ecgmatch predict --trees`) minus that of the network. Where trees answer at both ends, the first run "
+    "is labels alone with trees, begun alike, and not the start. " + BRACKETS
 )
 OTHERWISE_NOTE = (
     "A tagged run minus the run of the same method without a tag, on the same labelled set; only runs that begin otherwise: "
@@ -68,10 +71,12 @@ def find_links(runs: Iterable[FinishedRun], with_trees: Iterable[FinishedRun] = 
     """All links between these runs, in the order of the chain. `with_trees`: what some of them answer with their trees."""
     runs, with_trees = list(runs), list(with_trees)
     by_name = {(run.split_sha256, run.name): run for run in runs}
-    starts = [(by_name.get((run.split_sha256, run.started_from or "")), run) for run in (*runs, *with_trees)]
+    by_folder = {run.folder: run for run in runs}
+    starts = [(by_name.get((run.split_sha256, run.started_from or "")), run) for run in runs]
+    starts += [(by_folder.get(run.folder.parent), run) for run in with_trees]
     # What the unlabelled recordings still add where trees answer, too.
-    bounds = {run.split_sha256: run for run in with_trees if run.method == "supervised"}
-    starts += [(bounds.get(run.split_sha256), run) for run in with_trees if run.method != "supervised"]
+    bounds = {beginning(run): run for run in with_trees if run.method == "supervised"}
+    starts += [(bounds.get(beginning(run)), run) for run in with_trees if run.method != "supervised"]
     return _grouped((label(start, run), (start, run)) for start, run in starts if start)
 
 
@@ -84,8 +89,24 @@ def find_otherwise(runs: Iterable[FinishedRun]) -> list[Link]:
     return _grouped(
         (f"{display.method(run.method)}: {run.tag}{also_other(other, run)}", (other, run))
         for other, run in tagged
-        if other and (not run.started_from or run.started_from != other.started_from)
+        if other and begins_otherwise(other, run)
     )
+
+
+def beginning(run: FinishedRun) -> tuple[str, str]:
+    """The split, and what the chain of a run began with, whether or not the run asks the trees beside the weights."""
+    settings = {
+        key: value for key, value in run.settings.items() if key.partition(".")[0] in ("selfsupervised", "model")
+    }
+    settings["weights"] = without_trees(str(run.settings.get("weights", "")))
+    return run.split_sha256, json.dumps(settings, sort_keys=True)
+
+
+def begins_otherwise(plain: FinishedRun, run: FinishedRun) -> bool:
+    if run.started_from or plain.started_from:
+        return run.started_from != plain.started_from
+    keys = plain.settings.keys() | run.settings.keys()
+    return any(plain.settings.get(key) != run.settings.get(key) for key in keys if key.partition(".")[0] in BEGINNING)
 
 
 def also_other(plain: FinishedRun, run: FinishedRun) -> str:

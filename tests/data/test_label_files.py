@@ -57,6 +57,34 @@ def test_separators_and_encodings(tmp_path: Path, scheme: LabelScheme, content: 
     assert found.strangers == ()
 
 
+NUMBERS = tuple(f"own/{number}" for number in range(1, 21))
+
+
+def test_a_number_of_a_patient_is_no_recording(tmp_path: Path, scheme: LabelScheme) -> None:
+    """Files 1 to 20 of ten patients: both columns hold numbers that are names of files."""
+    file = tmp_path / "labels.csv"
+    file.write_text("patient_id,filename,dx\n" + "".join(f"{i // 2 + 1},{i},AF\n" for i in range(1, 21)))
+    found = read_label_file(file, NUMBERS, scheme)
+    assert len(found.codes["own"]) == 20
+    assert found.patients["own/20"] == "11"
+    assert found.columns == "labels.csv: recordings in the column filename, labels in dx, patients in patient_id"
+
+
+def test_a_column_that_names_few_recordings_many_times_is_none(tmp_path: Path, scheme: LabelScheme) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("beats,filename,dx\n" + "".join(f"{i % 3 + 1},{i},AF\n" for i in range(1, 21)))
+    assert len(read_label_file(file, NUMBERS, scheme).codes["own"]) == 20
+
+
+def test_two_columns_that_name_recordings_must_agree(tmp_path: Path, scheme: LabelScheme) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("row,filename,dx\n" + "".join(f"{i},{21 - i},AF\n" for i in range(1, 21)))
+    with pytest.raises(UserError, match="its columns row and filename both name recordings, and not the same ones"):
+        read_label_file(file, NUMBERS, scheme)
+    file.write_text("low,high,dx\n" + "".join(f"a/{i}.hea,b/{i}.hea,AF\n" for i in range(1, 21)))
+    assert len(read_label_file(file, NUMBERS, scheme).codes["own"]) == 20
+
+
 def test_one_column_per_class(tmp_path: Path, scheme: LabelScheme) -> None:
     file = tmp_path / "labels.csv"
     file.write_text("record;AF;ST changes;RBBB;Alter\ne1;1;0;1,0;61,5\ne2;0;;0;\ne3;0;0;0;\ne4;;;;\n")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ecgmatch_dist.arguments import parse
-from ecgmatch_dist.config import Config, Data, Model
+from ecgmatch_dist.config import Config, Data, Model, from_json
 from ecgmatch_dist.data.split_file import Split
 from ecgmatch_dist.data.splits import make_split
 from ecgmatch_dist.data.store import ShardStore
@@ -23,6 +23,7 @@ from ecgmatch_dist.measurements.measure import measure_all
 from ecgmatch_dist.measurements.trees import PUBLISHED, grow
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.methods.supervised import SupervisedSettings
+from ecgmatch_dist.presets import few_labels
 from ecgmatch_dist.record.ancestors import Ancestor, ancestors, file_checksum
 from ecgmatch_dist.record.config_file import read_config
 from ecgmatch_dist.record.hub import INCLUDED
@@ -49,6 +50,23 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_shards(folder / "shards", "ptbxl", 100, 128, codes, signals=learnable(codes, 128))
     make_split(ShardStore(folder / "shards", ["ptbxl"]), "within", 1.0, 5, "ecgmatch5").save(folder / "split.json")
     return run(tiny(folder, folder / "runs", SupervisedSettings()).settled())
+
+
+@pytest.mark.parametrize("method", [SupervisedSettings, ECGMatchSettings])
+def test_a_run_may_be_settled_again(method: type[ECGMatchSettings] | type[SupervisedSettings]) -> None:
+    """A job of a sweep gets a configuration that is settled and pinned, and settles it once more."""
+    asking = replace(few_labels(), method=method(measurements=True), weights="chapman_ptbxl", tag="trees")
+    planned = pinned(asking.settled())
+    assert "+" in planned.weights
+    assert pinned(from_json(planned.to_json()).settled()) == planned
+
+
+def test_chains_share_their_start_whether_or_not_they_ask_trees() -> None:
+    chain = replace(few_labels(), weights="chapman_ptbxl", selfsupervised="contrastive")
+    runs = [replace(chain, method=SupervisedSettings(measurements=asks)) for asks in (False, True)] + [
+        chain.supervised()
+    ]
+    assert len({pinned(run.settled()).without_labels().fingerprint() for run in runs}) == 1
 
 
 def test_the_first_run_of_the_chain_begins_with_the_weights(data: Path, tmp_path: Path, public: Path) -> None:

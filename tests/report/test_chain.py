@@ -62,7 +62,11 @@ def public(runs: list[FinishedRun]) -> list[FinishedRun]:
     """The same chains, begun otherwise: each run and its start have the tag `public`."""
     return [
         replace(
-            run, tag="public", name=f"{run.name}.public", started_from=run.started_from and f"{run.started_from}.public"
+            run,
+            tag="public",
+            name=f"{run.name}.public",
+            started_from=run.started_from and f"{run.started_from}.public",
+            settings=run.settings | {"weights": "chapman_ptbxl#1"},
         )
         for run in runs
         if not run.tag
@@ -96,6 +100,50 @@ def test_another_start_is_not_blamed_for_other_settings(runs: list[FinishedRun])
     shorter = [replace(run, settings=run.settings | begun | {"optim.steps": 20}) for run in public(runs)]
     found = [link.label for link in find_otherwise([*runs, *shorter]) if "public" in link.label]
     assert found == ["Supervised: public (also other optim.steps)", "ECGMatch: public (also other optim.steps)"]
+
+
+def trees_of(run: FinishedRun, better: float) -> FinishedRun:
+    """What the run and its trees answer together."""
+    folder, name = run.folder / "opinion", f"{run.name}/opinion"
+    return replace(
+        run, folder=folder, name=name, started_from=run.name, test=replace(run.test, map=run.test.map + better)
+    )
+
+
+def test_where_trees_answer_labels_alone_must_have_begun_alike(runs: list[FinishedRun]) -> None:
+    """The bound of a chain that began with public weights began with them, too."""
+    plain = [run for run in runs if not run.tag]
+    asked = "chapman_ptbxl#0123456789abcdef"
+    both = [*plain, *(replace(run, settings=run.settings | {"weights": asked}) for run in public(plain))]
+    bounds = [
+        replace(
+            run,
+            tag=f"{run.tag}trees",
+            name=f"{run.name}.trees",
+            folder=run.folder.with_name(f"{run.name}.trees"),
+            settings=run.settings | {"weights": f"{asked}+fedcba9876543210" if run.tag else ""},
+        )
+        for run in both
+        if not run.started_from
+    ]
+    answers = [trees_of(run, 0.02) for run in both if run.started_from]
+    answers += [trees_of(run, 0.05 if "public" in run.tag else 0.01) for run in bounds]
+    found = {link.label: link for link in find_links([*both, *bounds], answers)}
+    for tag, gain in (("", 0.01), (" (public)", -0.03)):
+        link = found[f"Supervised with its trees → ECGMatch with its trees{tag}"]
+        plain_link = found[f"Supervised → ECGMatch{tag}"]
+        assert len(link.pairs) == 3
+        added = plain_link.mean("map", 1) - plain_link.mean("map", 0)
+        assert link.mean("map", 1) - link.mean("map", 0) == pytest.approx(added + gain)
+    assert not [link for link in find_otherwise([*both, *bounds]) if link.label.startswith("Supervised: trees")]
+
+
+def test_two_folders_of_runs_may_have_runs_of_one_name(runs: list[FinishedRun]) -> None:
+    one = next(run for run in runs if run.started_from)
+    other = replace(one, folder=one.folder.parent / "b" / one.name, test=replace(one.test, map=one.test.map - 0.2))
+    links = find_links([one, other], [trees_of(one, 0.01), trees_of(other, 0.01)])
+    pairs = [pair for link in links for pair in link.pairs]
+    assert [round(end.test.map - start.test.map, 6) for start, end in pairs] == [0.01, 0.01]
 
 
 def test_the_table_has_means_and_an_interval_over_sets_and_recordings(
