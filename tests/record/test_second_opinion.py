@@ -23,12 +23,14 @@ from ecgmatch_dist.measurements.trees_file import load_trees, rounded_down
 from ecgmatch_dist.methods.ecgmatch import ECGMatchSettings
 from ecgmatch_dist.metrics import compute_metrics
 from ecgmatch_dist.predict import command as predict
+from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.prepare import Prepared
 from ecgmatch_dist.predict.result import Prediction
 from ecgmatch_dist.record.calibration import fit_calibration
 from ecgmatch_dist.record.predictions import predictions_file, read_predictions
 from ecgmatch_dist.record.second_opinion import (
     Together,
+    begin_anew,
     folder_of,
     load_opinion,
     read_together,
@@ -225,6 +227,41 @@ def test_the_command_answers_with_trees(
     assert "output of both" in page
     predict.main(finished, (str(record),), trees=True)
     assert "output of both" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_is_not_continued_with_another_opinion(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shutil.copytree(finished.parent, tmp_path / "runs") / finished.name
+    record = write_record(tmp_path / "new", "ecg", ecg())
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Predictor, "answers", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            predict.main(model, (str(record),), trees=True, out=tmp_path / "both.csv")
+    before = (folder_of(model) / "opinion.json").read_text()
+    changed(share=1.0)(folder_of(model))
+    with pytest.raises(UserError, match="begun with another model or other settings"):
+        predict.main(model, (str(record),), trees=True, out=tmp_path / "both.csv")
+    (folder_of(model) / "opinion.json").write_text(before)
+    predict.main(model, (str(record),), trees=True, out=tmp_path / "both.csv")
+    assert len((tmp_path / "both.csv").read_text().splitlines()) == 2
+
+
+def test_while_it_is_measured_anew_nothing_answers(opinion: tuple[Path, MeasurementTrees, NDArray[np.float32]]) -> None:
+    """A kill between the first file and the last one must not leave a mixture that answers."""
+    begin_anew(opinion[0])
+    with pytest.raises(UserError, match="has no trees to ask"):
+        load_opinion(opinion[0], ("A", "B"), 100, None)
+
+
+def test_a_run_that_measures_otherwise_is_not_to_be_measured_again(finished: Path, tmp_path: Path) -> None:
+    """Its command would refuse the folder."""
+    model = shutil.copytree(finished.parent, tmp_path / "runs") / finished.name
+    shutil.rmtree(folder_of(model))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"fingerprint": "0" * 16}))
+    with pytest.raises(UserError, match=r"measures ECGs otherwise than this version: train it anew, with a --tag"):
+        em.load(model, "cpu", trees=True)
 
 
 def test_a_model_that_has_asked_no_trees_says_so(tmp_path: Path) -> None:
