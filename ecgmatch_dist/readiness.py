@@ -10,6 +10,7 @@ from ecgmatch_dist.config import Config, parted
 from ecgmatch_dist.data import archive
 from ecgmatch_dist.data.archive import Archive
 from ecgmatch_dist.data.preprocess import PRESETS as BUILDS
+from ecgmatch_dist.data.preprocess import Preprocess
 from ecgmatch_dist.data.split_file import REMEDY, Split
 from ecgmatch_dist.data.split_summary import readiness
 from ecgmatch_dist.data.store import ShardStore
@@ -53,9 +54,11 @@ def check_before_training(config: Config, split: Split, main: bool) -> None:
     store, meant = open_store(config, split), config.data
     found = f"{store.rate} Hz, 12 x {store.length}"
     if meant.rate not in (0, store.rate) or meant.length not in (0, store.length):
-        same = [(name, made) for name, made in BUILDS.items() if (made.rate, made.length) == (meant.rate, meant.length)]
-        builds = {made: name for name, made in reversed(same)}  # one name of each way to preprocess, the first
-        ways = [f"build them anew with `ecgmatch shards build --preset {name}`" for name in reversed(builds.values())]
+        builds: dict[Preprocess, str] = {}
+        for name, made in BUILDS.items():
+            if (made.rate, made.length) == (meant.rate, meant.length):
+                builds.setdefault(made, name)  # one name of each way to preprocess
+        ways = [f"build them anew with `ecgmatch shards build --preset {name}`" for name in builds.values()]
         ways += [
             f"give --preset {' or --preset '.join(names)}" for names in [fitting(store.rate, store.length)] if names
         ]

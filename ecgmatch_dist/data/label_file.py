@@ -16,6 +16,19 @@ from ecgmatch_dist.files.plain import plain_line
 from ecgmatch_dist.files.strict import read_toml
 
 CODES = ("dx", "codes", "code", "labels", "label", "diagnosis", "diagnoses", "classes", "class", "scp_codes")
+RECORD = (
+    "record",
+    "recording",
+    "filename",
+    "file_name",
+    "file",
+    "path",
+    "ecg",
+    "ecg_id",
+    "record_name",
+    "record_id",
+    "key",
+)
 PATIENT = ("patient", "patient_id", "patientid", "pid", "subject", "subject_id")
 FOLD = ("fold", "strat_fold")
 Relabelled = dict[str, dict[str, str]]
@@ -112,7 +125,7 @@ def complete_missing(
 def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: Callable[[str], str]) -> LabelSource:
     """Fill in the columns that `source` leaves open."""
     if not source.record:
-        best = _names_recordings(table, find)
+        best = _names_recordings(table, source, find)
         if not best:
             some = ", ".join(next(iter(table.rows), {"": "nothing"}).values())
             raise UserError(
@@ -148,31 +161,38 @@ def complete(source: LabelSource, table: LabelTable, scheme: LabelScheme, find: 
     return replace(source, codes=best)
 
 
-def _names_recordings(table: LabelTable, find: Callable[[str], str]) -> str:
-    """The column that names most recordings; empty: none does. Numbers of patients and ages may be names of files, too: such
-    columns are left out. Two that are equally good must agree."""
-    found = {
-        column: [find(cell) for cell in table.column(column)]
-        for column in table.columns
-        if column.casefold() not in (*PATIENT, *FOLD, "age", "sex")
-    }
-    hits = {column: len({*names} - {""}) for column, names in found.items()}
-    best = max(hits, key=lambda column: hits[column], default="")
-    if not best or not hits[best]:
+def _names_recordings(table: LabelTable, source: LabelSource, find: Callable[[str], str]) -> str:
+    """The column that names most recordings; empty: none does. Numbers of rows, patients and ages may be names of files, too:
+    a column with a usual name goes first, those that say something else are left out, and one that others contradict is not
+    taken. Recordings may have the names of their patients, if nothing else names them."""
+    described = {source.codes, source.patient, source.fold, source.age, source.sex}
+    named = {column: [find(cell) for cell in table.column(column)] for column in table.columns}
+    named = {column: names for column, names in named.items() if any(names)}
+    patients = {column for column in named if column == source.patient or column.casefold() in PATIENT}
+    others = {column for column in named if column in described or column.casefold() in (*CODES, *FOLD, "age", "sex")}
+    usual = [column for column in named if column.casefold() in RECORD]
+    columns = usual or [column for column in named if column not in patients | others] or [*patients]
+    if not columns:
         return ""
-    rivals = [column for column in found if hits[column] == hits[best] and found[column] != found[best]]
-    if rivals:
-        raise UserError(
-            f"{table.file}: its columns {best} and {rivals[0]} both name recordings, and not the same ones; say which it is in "
-            "the recipe or in a .toml file (`record = ...`)"
-        )
+    cells = {column: sum(map(bool, named[column])) for column in columns}
+    different = {column: len({*named[column]} - {""}) for column in columns}
+    best = max(columns, key=lambda column: (different[column], cells[column]))
+    for rival in columns:
+        no_fewer = different[rival] >= different[best] or cells[rival] > cells[best]
+        if no_fewer and any(a and b and a != b for a, b in zip(named[rival], named[best], strict=True)):
+            raise UserError(
+                f"{table.file}: its columns {best} and {rival} both name recordings, and not the same ones; say which it is "
+                "in the recipe or in a .toml file (`record = ...`)"
+            )
     return best
 
 
 def told(source: LabelSource, table: LabelTable, scheme: LabelScheme) -> str:
     """Where a table says what, for people to check."""
-    codes = source.codes or "a column per class: " + ", ".join(class_columns(table, source, scheme)[:SHOWN])
-    patients = f", patients in {source.patient}" if source.patient else ""
+    classes = class_columns(table, source, scheme)
+    more = ", ..." if len(classes) > SHOWN else ""
+    codes = source.codes if source.codes in table.columns else f"a column per class: {', '.join(classes[:SHOWN])}{more}"
+    patients = f", patients in {source.patient}" if source.patient in table.columns else ""
     return plain_line(f"{table.file.name}: recordings in the column {source.record}, labels in {codes}{patients}")
 
 

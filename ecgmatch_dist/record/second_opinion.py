@@ -72,7 +72,7 @@ class SecondOpinion:
         asked = self.trees.predict(np.concatenate(windows).astype(np.float32))
         ends = np.cumsum([len(each) for each in windows])[:-1]
         trees = np.stack([each.mean(0) for each in np.split(asked, ends)])
-        # a threshold is some recording's probability: the numbers must be those that the run has measured
+        # a threshold is some recording's probability: but for a last digit, the numbers must be those that the run has measured
         told = as_measured(torch.from_numpy(trees).float())
         return np.asarray(mixture(network, told, share, self.normal).numpy(), np.float64)
 
@@ -139,7 +139,9 @@ def load_opinion(run: Path, classes: Sequence[str], rate: float, normal: int | N
         raise UserError(f"{folder / FILE}: {len(together.thresholds)} thresholds for {len(classes)} classes; {AGAIN}")
     path = folder / OWN if (folder / OWN).is_file() else run / OWN
     if checksums(path, folder / PUBLIC) != together.trees:
-        raise UserError(f"{path}: these are not the trees that {FILE} was measured with; bring them back, or {AGAIN}")
+        wrong = f"these are not the trees that {FILE} was measured with; bring them back"
+        wrong = wrong if together.trees else f"an older version has not noted which trees {FILE} was measured with"
+        raise UserError(f"{path}: {wrong}, or {AGAIN}; an export: make it anew from its run")
     public = None
     try:
         if (folder / PUBLIC).is_file():
@@ -162,4 +164,6 @@ def why_not(run: Path) -> str:
     method = config.settings.get("method")
     if not isinstance(method, dict) or not method.get("measurements"):
         return ""
-    return f"; an older version has finished this one: {AGAIN if config.is_of_today() else ANEW}"
+    return (
+        f"; this one's log says why not, or an older version has finished it: {AGAIN if config.is_of_today() else ANEW}"
+    )

@@ -1,22 +1,22 @@
 """What each link of a chain adds: every run against the run that it started from, and chains that begin otherwise against the
 plain one, on the same test recordings."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from textwrap import wrap
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from ecgmatch_dist.config import without_trees
+from ecgmatch_dist.config import Config, without_trees
 from ecgmatch_dist.record.second_opinion import FOLDER, folder_of
 from ecgmatch_dist.report import display
 from ecgmatch_dist.report.assess import Assessments
 from ecgmatch_dist.report.drawing import INK, method_colour, panels
 from ecgmatch_dist.report.resample import Floats, interval
-from ecgmatch_dist.report.runs import FinishedRun
+from ecgmatch_dist.report.runs import FinishedRun, result_settings
 from ecgmatch_dist.report.studies import Column, column_of
 from ecgmatch_dist.report.tables import MISSING, Cell, Table, excludes_zero, signed, text_table
 
@@ -75,7 +75,8 @@ def find_links(runs: Iterable[FinishedRun], with_trees: Iterable[FinishedRun] = 
     starts = [(by_name.get((run.split_sha256, run.started_from or "")), run) for run in runs]
     starts += [(by_folder.get(run.folder.parent), run) for run in with_trees]
     # What the unlabelled recordings still add where trees answer, too.
-    bounds = {beginning(run): run for run in with_trees if run.method == "supervised"}
+    alone = sorted((run for run in with_trees if run.method == "supervised"), key=lambda run: run.tag, reverse=True)
+    bounds = {beginning(run): run for run in alone}  # of several, the one without a tag
     starts += [(bounds.get(beginning(run)), run) for run in with_trees if run.method != "supervised"]
     return _grouped((label(start, run), (start, run)) for start, run in starts if start)
 
@@ -93,28 +94,38 @@ def find_otherwise(runs: Iterable[FinishedRun]) -> list[Link]:
     )
 
 
-def beginning(run: FinishedRun) -> tuple[str, str]:
-    """The split, and what the chain of a run began with, whether or not the run asks the trees beside the weights."""
-    settings = {
-        key: value for key, value in run.settings.items() if key.partition(".")[0] in ("selfsupervised", "model")
-    }
-    settings["weights"] = without_trees(str(run.settings.get("weights", "")))
-    return run.split_sha256, json.dumps(settings, sort_keys=True)
+def setting(run: FinishedRun, key: str) -> object:
+    """A setting of a run, which an older version may not have known. Whether trees beside the weights are asked is left out."""
+    value = run.settings.get(key, _usual().get(key))
+    return without_trees(str(value)) if key == "weights" else value
+
+
+@cache
+def _usual() -> dict[str, object]:
+    return result_settings(Config().to_json())
+
+
+def beginning(run: FinishedRun) -> tuple[object, ...]:
+    """The split, and what the chain of a run began with."""
+    keys = [key for key in _usual() if key.partition(".")[0] in ("weights", "selfsupervised", "model")]
+    return run.split_sha256, *(setting(run, key) for key in keys)
 
 
 def begins_otherwise(plain: FinishedRun, run: FinishedRun) -> bool:
     if run.started_from or plain.started_from:
         return run.started_from != plain.started_from
-    keys = plain.settings.keys() | run.settings.keys()
-    return any(plain.settings.get(key) != run.settings.get(key) for key in keys if key.partition(".")[0] in BEGINNING)
+    return any(key.partition(".")[0] in BEGINNING for key in differing(plain, run))
 
 
 def also_other(plain: FinishedRun, run: FinishedRun) -> str:
     """The settings in which two runs differ beside their start: the difference may be theirs."""
-    keys = sorted(plain.settings.keys() | run.settings.keys())
-    differ = [key for key in keys if plain.settings.get(key) != run.settings.get(key)]
-    others = [key for key in differ if key.partition(".")[0] not in BEGINNING]
+    others = [key for key in differing(plain, run) if key.partition(".")[0] not in BEGINNING]
     return f" (also other {', '.join(others)})" if others else ""
+
+
+def differing(plain: FinishedRun, run: FinishedRun) -> list[str]:
+    keys = sorted(plain.settings.keys() | run.settings.keys())
+    return [key for key in keys if setting(plain, key) != setting(run, key)]
 
 
 def _grouped(pairs: Iterable[tuple[str, Pair]]) -> list[Link]:

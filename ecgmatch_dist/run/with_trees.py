@@ -21,12 +21,14 @@ def answer_with_trees(run: Run, network: Mapping[str, Predictions]) -> str:
         part: compute_metrics(found.labels, found.probabilities, thresholds, run.classes)
         for part, found in both.items()
     }
+    if run.ranks.main:
+        run.folder.fence.check()
+        begin_anew(run.folder.path)
     trees = opinion.trees
     if wrong := why_not_saved(trees.forests, len(trees.public.forests.trees) if trees.public else 0):
         run.logger.say(f"the trees have no file ({wrong}): `predict --trees` cannot ask them")
         return ""
     if run.ranks.main:
-        begin_anew(run.folder.path)
         folder = RunFolder(folder_of(run.folder.path))
         folder.fence = run.folder.fence
         for part, found in both.items():

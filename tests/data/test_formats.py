@@ -47,7 +47,8 @@ def test_every_format_gives_the_same_leads(tmp_path: Path, x: np.ndarray, name: 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "X", "0", "00000", "***", "ANON", "Anonymous", "Anonymized Patient", "DE-IDENTIFIED", "N/A"]
+    "text",
+    ["", "X", "0", "00000", "***", "ANON", "Anonymous", "Anonymized Patient", "Anonymisé", "DE-IDENTIFIED", "N/A"],
 )
 def test_a_patient_that_was_made_anonymous_is_nobody(text: str) -> None:
     assert known_patient(text) == ""

@@ -76,13 +76,50 @@ def test_a_column_that_names_few_recordings_many_times_is_none(tmp_path: Path, s
     assert len(read_label_file(file, NUMBERS, scheme).codes["own"]) == 20
 
 
+def test_numbers_of_rows_are_no_recordings(tmp_path: Path, scheme: LabelScheme) -> None:
+    """pandas writes its index first. Three findings of each of the files 11 to 20: the index names more recordings."""
+    file = tmp_path / "labels.csv"
+    rows = [(i // 3 + 11, code) for i, code in enumerate(["AF", "RBBB", "ST depression"] * 10)]
+    file.write_text(",filename,dx\n" + "".join(f"{i},{name},{code}\n" for i, (name, code) in enumerate(rows)))
+    found = read_label_file(file, NUMBERS, scheme)
+    assert set(found.codes["own"]) == {str(number) for number in range(11, 21)}
+    file.write_text(file.read_text().replace("filename", "what"))
+    with pytest.raises(UserError, match="both name recordings, and not the same ones"):
+        read_label_file(file, NUMBERS, scheme)
+
+
+@pytest.mark.parametrize("column", ["patient_id", "Subject", "patient"])
+def test_recordings_may_have_the_names_of_their_patients(tmp_path: Path, scheme: LabelScheme, column: str) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text(f"{column},dx\n" + "".join(f"{i},AF\n" for i in range(1, 21)))
+    found = read_label_file(file, NUMBERS, scheme)
+    assert len(found.codes["own"]) == 20
+    assert found.columns == f"labels.csv: recordings in the column {column}, labels in dx"
+
+
+def test_a_column_that_is_described_as_something_else_names_no_recording(tmp_path: Path, scheme: LabelScheme) -> None:
+    (tmp_path / "labels.csv").write_text("nr,what,dx\n" + "".join(f"{i},{21 - i},AF\n" for i in range(1, 21)))
+    (tmp_path / "labels.toml").write_text('source = "csv"\nfile = "labels.csv"\nrecord = ""\npatient = "nr"\n')
+    found = read_label_file(tmp_path / "labels.toml", NUMBERS, scheme)
+    assert found.columns == "labels.csv: recordings in the column what, labels in dx, patients in nr"
+
+
+def test_where_classes_have_columns_the_note_says_so(tmp_path: Path, scheme: LabelScheme) -> None:
+    (tmp_path / "labels.csv").write_text("filename,AF,RBBB\n1,1,0\n2,0,1\n")
+    (tmp_path / "labels.toml").write_text('source = "csv"\nfile = "labels.csv"\nrecord = "filename"\n')
+    found = read_label_file(tmp_path / "labels.toml", NUMBERS, scheme)
+    assert found.columns == "labels.csv: recordings in the column filename, labels in a column per class: AF, RBBB"
+
+
 def test_two_columns_that_name_recordings_must_agree(tmp_path: Path, scheme: LabelScheme) -> None:
     file = tmp_path / "labels.csv"
-    file.write_text("row,filename,dx\n" + "".join(f"{i},{21 - i},AF\n" for i in range(1, 21)))
-    with pytest.raises(UserError, match="its columns row and filename both name recordings, and not the same ones"):
+    file.write_text("row,what,dx\n" + "".join(f"{i},{21 - i},AF\n" for i in range(1, 21)))
+    with pytest.raises(UserError, match="its columns row and what both name recordings, and not the same ones"):
         read_label_file(file, NUMBERS, scheme)
     file.write_text("low,high,dx\n" + "".join(f"a/{i}.hea,b/{i}.hea,AF\n" for i in range(1, 21)))
     assert len(read_label_file(file, NUMBERS, scheme).codes["own"]) == 20
+    file.write_text("file,path,dx\n1,a/1.hea,AF\n1,,RBBB\n2,a/2.hea,AF\n")  # a blank contradicts nothing
+    assert read_label_file(file, NUMBERS, scheme).codes == {"own": {"1": "AF RBBB", "2": "AF"}}
 
 
 def test_one_column_per_class(tmp_path: Path, scheme: LabelScheme) -> None:

@@ -63,7 +63,9 @@ class Tracing:
     """Names of signals that the file holds too."""
 
 
-NOBODY = re.compile(r"[0x\W_]*|(anon|anonym[a-z]*|de-?identified|unknown|removed|none|n/?a)( patient)?", re.IGNORECASE)
+NOBODY = re.compile(
+    r"[0x\W_]*|(anon|anonym[^\W\d_]*|de-?identified|unknown|removed|none|n/?a)( patient)?", re.IGNORECASE
+)
 """What stands in the place of a patient's number in files that were made anonymous."""
 
 
