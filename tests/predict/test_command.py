@@ -17,6 +17,7 @@ from ecgmatch_dist.errors import UserError
 from ecgmatch_dist.predict import command, table
 from ecgmatch_dist.predict.model import Predictor
 from ecgmatch_dist.predict.read import Reader, RecordRef, lead_names
+from ecgmatch_dist.predict.result import Failure
 from tests.support.formats import as_dicom
 from tests.support.prediction import CLASSES, ecg, write_model, write_record
 
@@ -248,6 +249,13 @@ def test_a_file_that_is_not_there_is_told_as_missing(
     with pytest.raises(UserError, match=r"^1 of 1 recordings could not be predicted$"):
         command.main(run, (str(tmp_path / "nowhere.csv"),))
     assert "".join(capsys.readouterr().out.split("\n")) == f"{tmp_path}/nowhere.csv: No such file"
+
+
+def test_a_path_that_cannot_even_be_looked_for_is_a_row(run: Path, tmp_path: Path) -> None:
+    """A name that is too long; a disk that is gone raises alike."""
+    answer = Reader(Predictor(run, "cpu").inputs)(RecordRef("x", tmp_path / f"{'a' * 300}.hea"))
+    assert isinstance(answer, Failure)
+    assert answer.error == "No such file"
 
 
 def test_a_name_that_is_no_lead_is_refused(run: Path, tmp_path: Path) -> None:
