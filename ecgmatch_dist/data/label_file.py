@@ -170,7 +170,7 @@ def _names_recordings(table: LabelTable, source: LabelSource, find: Callable[[st
     named = {column: names for column, names in named.items() if any(names)}
     patients = {column for column in named if column == source.patient or column.casefold() in PATIENT}
     others = {column for column in named if column in described or column.casefold() in (*CODES, *FOLD, "age", "sex")}
-    usual = [column for column in named if column.casefold() in RECORD]
+    usual = [column for column in named if column.casefold() in RECORD and column not in described]
     columns = usual or [column for column in named if column not in patients | others] or [*patients]
     if not columns:
         return ""

@@ -102,6 +102,10 @@ def test_a_column_that_is_described_as_something_else_names_no_recording(tmp_pat
     (tmp_path / "labels.toml").write_text('source = "csv"\nfile = "labels.csv"\nrecord = ""\npatient = "nr"\n')
     found = read_label_file(tmp_path / "labels.toml", NUMBERS, scheme)
     assert found.columns == "labels.csv: recordings in the column what, labels in dx, patients in nr"
+    for file in ("labels.csv", "labels.toml"):  # also if its name is that of recordings elsewhere
+        (tmp_path / file).write_text((tmp_path / file).read_text().replace("nr", "file_name"))
+    found = read_label_file(tmp_path / "labels.toml", NUMBERS, scheme)
+    assert found.columns == "labels.csv: recordings in the column what, labels in dx, patients in file_name"
 
 
 def test_where_classes_have_columns_the_note_says_so(tmp_path: Path, scheme: LabelScheme) -> None:
