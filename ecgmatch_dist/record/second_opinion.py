@@ -139,9 +139,9 @@ def load_opinion(run: Path, classes: Sequence[str], rate: float, normal: int | N
         raise UserError(f"{folder / FILE}: {len(together.thresholds)} thresholds for {len(classes)} classes; {AGAIN}")
     path = folder / OWN if (folder / OWN).is_file() else run / OWN
     if checksums(path, folder / PUBLIC) != together.trees:
-        wrong = f"these are not the trees that {FILE} was measured with; bring them back"
-        wrong = wrong if together.trees else f"an older version has not noted which trees {FILE} was measured with"
-        raise UserError(f"{path}: {wrong}, or {AGAIN}; an export: make it anew from its run")
+        wrong = f"these are not the trees that {FILE} was measured with; bring them back, or"
+        unknown = f"an older version has not noted which trees {FILE} was measured with;"
+        raise UserError(f"{path}: {wrong if together.trees else unknown} {AGAIN}; an export: make it anew from its run")
     public = None
     try:
         if (folder / PUBLIC).is_file():
